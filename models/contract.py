@@ -1,0 +1,167 @@
+"""The contract between export and runtime: what a bundle says about itself.
+
+Enters: nothing but the standard library and click (a desktop app imports this module).
+Leaves: frozen records (`Manifest` and its parts), the one error type, and the strict reader and
+writer of `bundle.json`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import click
+
+FORMAT = 1
+"""Version of the bundle format. A runtime refuses any other."""
+
+MANIFEST = "bundle.json"
+Dim = int | str
+
+
+class SpecError(click.ClickException):
+    """What went wrong and what to do, in one line. `exit_code` 1: a failure."""
+
+
+class BadUsage(SpecError):
+    """The call itself is wrong (an empty prompt, an unknown name). `exit_code` 2."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True)
+class FileFact:
+    """A file of the bundle: one path component inside the folder, its size in bytes and SHA-256 (hex)."""
+
+    file: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A graph input or output. `dtype` is numpy's name; a `str` dimension is symbolic."""
+
+    name: str
+    dtype: str
+    shape: tuple[Dim, ...]
+
+
+@dataclass(frozen=True)
+class GraphSpec:
+    """One ONNX graph of the bundle.
+
+    network   "target", or the name of the drafter whose graph it is
+    role      "step": any width, `rows` chooses which rows get logits;
+              "verify": fixed width S, logits of all rows; "prefill": fixed width, logits of the last row
+    lowering  "portable": plain opset-17 ops, only the S new K/V rows come out;
+              "fused": GroupQueryAttention over one past = present buffer of M slots
+    width     S, or None where it is symbolic
+    past      P (portable) or M (fused), or None where it is symbolic
+    borrows   target tensors that a drafter's graph uses from the shared weights file
+    """
+
+    name: str
+    network: str
+    role: str
+    lowering: str
+    width: int | None
+    past: int | None
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    file: FileFact
+    borrows: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RopeFacts:
+    """Rotary embedding, half-split pairing: angle = position * inv_freq[D/2]; cos and sin times `scale`."""
+
+    inv_freq: tuple[float, ...]
+    scale: float
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """Shape of the target. `context`: most positions of this bundle; `trained_context`: of the checkpoint."""
+
+    name: str
+    family: str
+    vocab_size: int
+    hidden_size: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    context: int
+    trained_context: int
+    rope: RopeFacts
+
+
+@dataclass(frozen=True)
+class TextFacts:
+    """Tokenizer and template. `tokens`: number of real token ids; logits at or past it are padding."""
+
+    tokenizer: FileFact
+    chat_template: FileFact | None
+    tokens: int
+    bos_id: int | None
+    add_bos: bool
+    eos_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the weights came from: `kind` "gguf" or "safetensors", a display name, bytes and SHA-256."""
+
+    kind: str
+    name: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Parity:
+    """Export's own check: largest absolute logit error of the fp32 graph against the numpy reference."""
+
+    max_abs_error: float
+    tokens: int
+
+
+@dataclass(frozen=True)
+class KindQuality:
+    """KL divergence (nats, mean per position) and top-1 agreement against fp32 on one kind of text."""
+
+    kind: str
+    kl: float
+    top1: float
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Quality:
+    """The same over the whole check text; `kinds` holds every kind, `worst` names the one with the largest KL."""
+
+    kl: float
+    top1: float
+    tokens: int
+    worst: str
+    kinds: tuple[KindQuality, ...]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """All of `bundle.json`. `versions` names what made it: spec-edge, onnx, onnxruntime."""
+
+    format: int
+    model: ModelFacts
+    text: TextFacts
+    target: str
+    precision: str
+    source: Source
+    weights: FileFact
+    reference: FileFact
+    graphs: tuple[GraphSpec, ...]
+    drafters: tuple[str, ...]
+    versions: dict[str, str]
+    quality: Quality
+    parity: Parity | None

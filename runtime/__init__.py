@@ -1,0 +1,1 @@
+"""Bundle to text: `spec-edge` and the embedding API."""

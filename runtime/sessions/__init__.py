@@ -1,0 +1,1 @@
+"""What runs a network: ONNX Runtime, and the numpy toy that the tests use."""
