@@ -1,0 +1,88 @@
+"""The `spec-export` command. A skin: options in, one function, one summary out."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import wraps
+from importlib.metadata import version
+from pathlib import Path
+from typing import ParamSpec
+
+import click
+
+from spec_edge.models.contract import SpecError
+
+P = ParamSpec("P")
+INTERRUPTED = 130
+
+
+class DefaultBuild(click.Group):
+    """`spec-export MODEL ...` is `spec-export build MODEL ...`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        own = {name for option in self.get_params(ctx) for name in option.opts}
+        if args and args[0] not in self.commands and args[0] not in own:
+            args = ["build", *args]
+        return super().parse_args(ctx, args)
+
+
+def one_line_errors(command: Callable[P, None]) -> Callable[P, None]:
+    """What the system refuses becomes one line and exit code 1; Ctrl-C is exit code 130."""
+
+    @wraps(command)
+    def guarded(*args: P.args, **options: P.kwargs) -> None:
+        try:
+            command(*args, **options)
+        except KeyboardInterrupt:
+            click.echo("interrupted; nothing was left behind", err=True)
+            sys.exit(INTERRUPTED)
+        except (OSError, MemoryError) as error:
+            if os.environ.get("SPEC_EDGE_DEBUG"):
+                raise
+            raise SpecError(f"{type(error).__name__}: {error}") from error
+
+    return guarded
+
+
+@click.group(cls=DefaultBuild)
+@click.version_option(version("spec-edge"), prog_name="spec-export")
+def main() -> None:
+    """Turn a model into a bundle of static-shape ONNX graphs. `build` is the default subcommand."""
+
+
+@main.command()
+@click.argument("model")
+@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="Folder of the new bundle.")
+@click.option("--precision", default="auto", show_default=True, help="auto, keep, int4, int8, fp16 or fp32.")
+@click.option("--context", type=click.IntRange(64), help="Most tokens, prompt and answer together.  [default: 2048]")
+@click.option("--widths", help="Verify widths of the static graphs, such as 1,2,4,8,16.  [default: the target's]")
+@click.option("--target", "target_name", default="cpu", show_default=True, help="Hardware profile.")
+@click.option("--force", is_flag=True, help="Replace a bundle that is already there.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
+@one_line_errors
+def build(
+    model: str,
+    output: Path,
+    precision: str,
+    context: int | None,
+    widths: str | None,
+    target_name: str,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Export MODEL: a GGUF file, a Hugging Face folder, a hub id (org/name) or an alias such as smollm2-135m."""
+    from spec_edge.export.build import BuildOptions, build_bundle
+    from spec_edge.export.progress import stages
+    from spec_edge.export.summary import print_summary
+
+    options = BuildOptions.checked(model, output, precision, context, widths, target_name, force)
+    with stages() as progress:
+        summary = build_bundle(options, progress)
+    if as_json:
+        click.echo(json.dumps(asdict(summary), ensure_ascii=False))
+    else:
+        print_summary(summary)

@@ -1,0 +1,108 @@
+"""Publishing a bundle whole or not at all.
+
+Enters: the folder that the user asked for. Leaves: a temporary folder beside it, renamed into place at the end and
+removed on any way out but success (an error, Ctrl-C, a termination request).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+
+from spec_edge.models.contract import MANIFEST, SpecError
+
+_STALE_S = 6 * 3600
+"""A leftover this old belongs to an export that was killed, not to one that runs."""
+
+
+@contextmanager
+def staged(output: Path, replace: bool) -> Iterator[Path]:
+    """A fresh folder to write into; it becomes `output` when the block ends without an exception."""
+    output = Path(os.path.abspath(output))  # noqa: PTH100 - resolve() would follow a symlink that is to be replaced
+    _check(output, replace)
+    work = output.with_name(f".{output.name}.partial-{os.getpid()}")
+    with writing(output):
+        output.parent.mkdir(parents=True, exist_ok=True)
+        _sweep(output)
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir()
+    try:
+        with termination_as_interrupt(), writing(output):
+            yield work
+            _publish(work, output)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+@contextmanager
+def writing(output: Path) -> Iterator[None]:
+    """Turns what the system says about a write into one line that names the folder."""
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        fix = "free some space" if full else "choose another folder with -o"
+        raise SpecError(f"cannot write {output}: {error.strerror or error}; {fix}") from error
+
+
+@contextmanager
+def termination_as_interrupt() -> Iterator[None]:
+    """A termination request ends the export as Ctrl-C does, so that it cleans up."""
+
+    def interrupt(_signal: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    try:
+        before = signal.signal(signal.SIGTERM, interrupt)
+    except ValueError:  # not in the main thread: the embedding program owns the signals
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _check(output: Path, replace: bool) -> None:
+    if not output.exists():
+        return
+    if not output.is_dir():
+        raise SpecError(f"{output} is a file; name a folder with -o")
+    if not any(output.iterdir()):
+        return
+    if not (output / MANIFEST).is_file():
+        raise SpecError(f"{output} holds other files; name a new folder with -o")
+    if not replace:
+        raise SpecError(f"{output} already holds a bundle; add --force to replace it")
+
+
+def _publish(work: Path, output: Path) -> None:
+    """Rename into place. An old bundle steps aside first and comes back if the rename fails."""
+    aside = output.with_name(f".{output.name}.replaced-{os.getpid()}")
+    existed = output.exists()
+    if existed:
+        os.replace(output, aside)
+    try:
+        os.replace(work, output)
+    except OSError:
+        if existed:
+            os.replace(aside, output)
+        raise
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _sweep(output: Path) -> None:
+    """Remove what killed exports of the same bundle left behind."""
+    pattern = re.compile(re.escape(f".{output.name}.") + r"(partial|replaced)-\d+$")
+    for path in output.parent.iterdir():
+        with suppress(OSError):
+            if pattern.match(path.name) and time.time() - path.stat().st_mtime > _STALE_S:
+                shutil.rmtree(path, ignore_errors=True)
