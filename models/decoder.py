@@ -1,0 +1,82 @@
+"""The Llama and Qwen2 network: RMS norm, rotary grouped-query attention, SwiGLU.
+
+Enters: a model in the weights file (`Stored`) and a form. Leaves: the ONNX model and its signature.
+
+    input_ids -> embedding -> layers x [norm -> q|k|v -> attend -> o -> + norm -> gate|up -> swiglu -> down -> +]
+              -> norm (hidden) -> rows -> lm_head (logits)
+"""
+
+from __future__ import annotations
+
+import onnx
+
+from spec_edge.models.blocks import Site, embed, matmul, project, swiglu
+from spec_edge.models.checkpoint import ModelConfig
+from spec_edge.models.contract import SpecError, TensorSpec
+from spec_edge.models.forms import Form, Signature
+from spec_edge.models.graph import Graph
+from spec_edge.models.lowerings.lowering import Build, Lowering, lowering
+from spec_edge.models.stored import Stored
+
+
+def build(config: ModelConfig, stored: Stored, form: Form) -> tuple[onnx.ModelProto, Signature]:
+    """The graph of `form`. Its file must lie beside the weights file.
+
+    Errors: SpecError where the small tensors were not stored in the form's activation dtype.
+    """
+    if form.activation not in stored.cos:
+        raise SpecError(f"the weights file has no {form.activation} scales and norms for {form.name}; export it again")
+    site = Site(Graph(stored.weights_file), form.activation, stored.accuracy_level)
+    parts = Build(site, config, stored, form)
+    how = lowering(form.lowering)
+    hidden = _layers(parts, how)
+    logits = matmul(site, stored.head, _asked_rows(parts, hidden), "/lm_head")
+    site.graph.rename({hidden: "hidden", logits: "logits"})
+    signature = Signature(form, _inputs(parts, how), _outputs(parts, how))
+    return site.graph.model(form.name, signature.inputs, signature.outputs), signature
+
+
+def _layers(build: Build, how: Lowering) -> str:
+    """The final normed hidden state [1, S, H]."""
+    site, stored = build.site, build.stored
+    x = embed(site, stored.embedding, "input_ids", "/embed_tokens")
+    normed = how.norm(build, x, stored.norms["model.layers.0.input_layernorm"], "/layers.0/input_layernorm")
+    for i in range(build.config.layers):
+        name, path = f"model.layers.{i}", f"/layers.{i}"
+        qkv = project(site, stored.groups[f"{name}.self_attn.qkv"], normed, f"{path}/attn")
+        attention = how.attend(build, qkv, i)
+        (y,) = project(site, stored.groups[f"{name}.self_attn.o"], attention, f"{path}/attn")
+        gamma = stored.norms[f"{name}.post_attention_layernorm"]
+        x, normed = how.add_norm(build, x, y, gamma, f"{path}/post_attention_layernorm")
+        gate_up = project(site, stored.groups[f"{name}.mlp.gate_up"], normed, f"{path}/mlp")
+        (y,) = project(site, stored.groups[f"{name}.mlp.down"], swiglu(site, gate_up, f"{path}/mlp"), f"{path}/mlp")
+        following, where = _next_norm(build.config, i)
+        x, normed = how.add_norm(build, x, y, stored.norms[following], where)
+    return normed
+
+
+def _next_norm(config: ModelConfig, layer: int) -> tuple[str, str]:
+    """Name and node path of the norm that reads this layer's output."""
+    if layer + 1 == config.layers:
+        return "model.norm", "/norm"
+    return f"model.layers.{layer + 1}.input_layernorm", f"/layers.{layer + 1}/input_layernorm"
+
+
+def _asked_rows(build: Build, hidden: str) -> str:
+    """The rows that get logits: those of the input `rows`, all of a verify graph, the last of a prefill graph."""
+    if build.form.role == "verify":
+        return hidden
+    rows = "rows" if build.form.width is None else build.site.ints(build.form.width - 1)
+    return build.site.graph.op("Gather", (hidden, rows), "/rows/Gather", {"axis": 1})
+
+
+def _inputs(build: Build, how: Lowering) -> tuple[TensorSpec, ...]:
+    rows = (TensorSpec("rows", "int32", ("R",)),) if build.form.role == "step" else ()
+    return (TensorSpec("input_ids", "int32", (1, build.width)), *rows, *how.inputs(build))
+
+
+def _outputs(build: Build, how: Lowering) -> tuple[TensorSpec, ...]:
+    asked = {"step": "R", "verify": build.width, "prefill": 1}[build.form.role]
+    logits = build.tensor("logits", 1, asked, build.config.vocab_size)
+    hidden = build.tensor("hidden", 1, build.width, build.config.hidden_size)
+    return (logits, hidden, *how.outputs(build))

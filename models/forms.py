@@ -1,0 +1,110 @@
+"""Which graphs a bundle holds, and what goes in and out of each.
+
+Enters: what a target offers (`Profile`), the precision, the context and the widths. Leaves: `Form`s; a form and a
+model's shape give the graph's `Signature`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from spec_edge.models.contract import FileFact, GraphSpec, SpecError, TensorSpec
+
+ROLES = ("step", "verify", "prefill")
+BUCKET_STEP = 64
+SCRATCH = 64
+"""Rows of the fused cos and sin tables past the context: room for drafted rows at the very end of it."""
+
+
+class Profile(Protocol):
+    """What `forms` reads of a target (see targets/target.py for the meanings)."""
+
+    @property
+    def symbolic(self) -> bool: ...
+    @property
+    def lowering(self) -> str: ...
+    @property
+    def static(self) -> str: ...
+    @property
+    def activation(self) -> str: ...
+    @property
+    def prefill(self) -> int: ...
+    @property
+    def buckets(self) -> tuple[int, ...]: ...
+
+
+@dataclass(frozen=True)
+class Form:
+    """One way to write the network down as a graph.
+
+    role        "step", "verify" or "prefill" (see `GraphSpec`)
+    lowering    "portable" or "fused"
+    width       rows S; None (symbolic) for a step, fixed for the others
+    past        P (portable) or M (fused) slots; None where symbolic, fixed for verify and prefill
+    context     rows of the cos and sin tables of a fused graph: M must not exceed it
+    activation  "float32" or "float16": dtype of activations, masks, cache and logits
+    """
+
+    role: str
+    lowering: str
+    width: int | None
+    past: int | None
+    context: int
+    activation: str = "float32"
+
+    def __post_init__(self) -> None:
+        if self.role not in ROLES:
+            raise SpecError(f"a graph's role is one of {', '.join(ROLES)}, not '{self.role}'")
+        if (self.role == "step") != (self.width is None) or (self.role != "step" and self.past is None):
+            raise SpecError(f"a {self.role} graph of width {self.width} and past {self.past} is not defined")
+        if self.activation not in ("float32", "float16"):
+            raise SpecError(f"activations are float32 or float16, not '{self.activation}'")
+
+    @property
+    def name(self) -> str:
+        """`step-fused`, `verify-portable-s8-p512`."""
+        sizes = [f"{k}{n}" for k, n in (("s", self.width), ("p", self.past)) if n is not None]
+        return "-".join([self.role, self.lowering, *sizes])
+
+
+@dataclass(frozen=True)
+class Signature:
+    """A graph's inputs and outputs: everything of a `GraphSpec` but the file."""
+
+    form: Form
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+    def spec(self, network: str, file: FileFact) -> GraphSpec:
+        """The bundle's record of this graph, once it lies in `file`."""
+        f = self.form
+        return GraphSpec(f.name, network, f.role, f.lowering, f.width, f.past, self.inputs, self.outputs, file)
+
+
+def rounded(context: int) -> int:
+    """`context` rounded up to the step of the buckets."""
+    return -(-context // BUCKET_STEP) * BUCKET_STEP
+
+
+def buckets(profile: Profile, context: int) -> tuple[int, ...]:
+    """Past sizes P, ascending: the target's own below the rounded context, then the rounded context itself."""
+    top = rounded(context)
+    return (*(p for p in profile.buckets if p < top), top)
+
+
+def forms(profile: Profile, precision: str, context: int, widths: Sequence[int]) -> tuple[Form, ...]:
+    """Every graph of a bundle: any-width ones where the target takes symbolic shapes, then the static ones.
+
+    The any-width graphs come in the target's own lowering and in the static one, so that both can be compared.
+    """
+    table = rounded(context) + SCRATCH
+    lowerings = dict.fromkeys((profile.lowering, profile.static)) if profile.symbolic else ()
+    steps = [Form("step", lowering, None, None, table) for lowering in lowerings]
+    activation = profile.activation if precision == "fp16" else "float32"
+    sizes = [("verify", s) for s in widths] + [("prefill", profile.prefill)]
+    static = [
+        Form(role, profile.static, s, p, table, activation) for p in buckets(profile, context) for role, s in sizes
+    ]
+    return (*steps, *static)

@@ -1,0 +1,86 @@
+"""What a weight scheme is, and the rounding that the integer schemes share.
+
+Enters: a checkpoint's weights and a tensor name. Leaves: the matrix as the bundle will hold it (`Packed`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spec_edge.models.blockwise import BlockTensor
+from spec_edge.models.checkpoint import Weights
+from spec_edge.models.contract import SpecError
+from spec_edge.models.plugins import find
+
+Packed: TypeAlias = NDArray[np.float32] | NDArray[np.float16] | BlockTensor
+"""A matrix [N, K], output by input features: dense, or in blocks along K."""
+
+BLOCK = 32
+"""Block of the integer schemes: what GGUF uses, and the smallest whose scales cost under an eighth of int8."""
+
+_ROWS = 4096
+"""Rows rounded at a time: bounds the scratch memory of a vocabulary-sized matrix."""
+
+
+def _any_checkpoint(weights: Weights) -> None:
+    """Most schemes take every checkpoint."""
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How matrices are stored. `models/schemes/<name>.py` holds one as `SCHEME`.
+
+    pack            (weights, tensor name) -> the matrix [N, K] as stored
+    check           raises SpecError where a checkpoint does not suit the scheme
+    accuracy_level  of MatMulNBits: 4 rounds activations to int8 per block (fast), 0 keeps them in float
+    """
+
+    name: str
+    pack: Callable[[Weights, str], Packed]
+    check: Callable[[Weights], None] = _any_checkpoint
+    accuracy_level: int = 4
+
+
+def scheme(name: str) -> Scheme:
+    """The scheme in `models/schemes/<name>.py`; BadUsage names the known ones."""
+    found: Scheme = find("spec_edge.models.schemes", "SCHEME", name, "precision").SCHEME
+    return found
+
+
+def blocks_of(w: NDArray[np.float32], name: str, block: int = BLOCK) -> NDArray[np.float32]:
+    """[N, K] -> [N, K / block, block]; SpecError where K is no multiple of the block."""
+    if w.shape[1] % block:
+        raise SpecError(f"{name} has {w.shape[1]} inputs, no multiple of {block}: use --precision fp16")
+    return w.reshape(w.shape[0], -1, block)
+
+
+def rounded(
+    w: NDArray[np.float32], bits: int, scales: Callable[[NDArray[np.float32]], NDArray[np.float32]]
+) -> BlockTensor:
+    """Round w [N, blocks, block] to nearest on the symmetric grid of `bits`.
+
+    scales  float32 [n, blocks, block] -> [n, blocks]; a scale of 0 stands for a block of zeros
+    """
+    zero = 1 << (bits - 1)
+    q = np.empty(w.shape, np.uint8)
+    scale = np.empty(w.shape[:2], np.float32)
+    for start in range(0, len(w), _ROWS):
+        part = slice(start, start + _ROWS)
+        scale[part] = scales(w[part])
+        q[part] = grid(w[part], scale[part], bits) + zero
+    return BlockTensor(bits, w.shape[2], q, scale)
+
+
+def grid(w: NDArray[np.float32], scale: NDArray[np.float32], bits: int) -> NDArray[np.float32]:
+    """w / scale rounded to nearest, ties to even, clipped to [-2^(bits-1), 2^(bits-1)); as float32."""
+    zero = 1 << (bits - 1)
+    inverse = np.divide(1.0, scale, out=np.zeros_like(scale), where=scale != 0)
+    steps = w * inverse[..., None]
+    np.rint(steps, out=steps)
+    clipped: NDArray[np.float32] = np.clip(steps, -zero, zero - 1, out=steps)
+    return clipped

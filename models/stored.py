@@ -1,0 +1,217 @@
+"""A checkpoint's tensors in the weights file, and the record of where each lies.
+
+Enters: config, rotary facts, weights and a scheme. Leaves: `Stored`, which is all that graph building reads: regions
+of the file, no weights. Tensors pass through memory one at a time (q, k and v together, gate and up together).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spec_edge.models.blockwise import BlockTensor
+from spec_edge.models.checkpoint import ModelConfig, Weights
+from spec_edge.models.contract import RopeFacts
+from spec_edge.models.schemes.scheme import Packed, Scheme
+from spec_edge.models.store import Region, WeightStore
+
+EMBEDDING = "model.embed_tokens"
+HEAD = "lm_head"
+
+ByDtype: TypeAlias = Mapping[str, Region]
+"""A small tensor in each activation dtype of the bundle."""
+
+
+@dataclass(frozen=True)
+class Dense:
+    """weight [K, N], the layout that MatMul reads."""
+
+    weight: Region
+
+
+@dataclass(frozen=True)
+class DenseRows:
+    """weight [N, K]: a vocabulary matrix, which Gather reads by rows and Gemm transposed."""
+
+    weight: Region
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """w[n, b * block + j] = scale[n, b] * (q[n, b, j] - 2^(bits-1)) + offset[n, b].
+
+    q             uint8 [N, K / block, block * bits / 8], low half of a byte first
+    scale         [N, K / block]
+    offset        [K / block, N], for the matmul; None where symmetric
+    offset_rows   [N, K / block], for the embedding; None where symmetric or no embedding
+    """
+
+    bits: int
+    block: int
+    q: Region
+    scale: ByDtype
+    offset: ByDtype | None
+    offset_rows: ByDtype | None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """[N, K]."""
+        return self.q.shape[0], self.q.shape[1] * self.block
+
+
+Matrix: TypeAlias = Dense | DenseRows | Blocks
+
+
+@dataclass(frozen=True)
+class Linear:
+    """y = x W^T + bias. `name`: last part of the node names (`q_proj`, `qkv_proj`)."""
+
+    name: str
+    matrix: Matrix
+    bias: ByDtype | None
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A model in the weights file.
+
+    groups  by module path (`model.layers.0.self_attn.qkv`): projections of one input. One merged `Linear`, or one
+            each where their packed forms differ
+    norms   by tensor name
+    cos, sin  float tables [rows, D / 2] of the fused lowering
+    """
+
+    weights_file: str
+    accuracy_level: int
+    embedding: DenseRows | Blocks
+    head: DenseRows | Blocks
+    groups: Mapping[str, tuple[Linear, ...]]
+    norms: Mapping[str, ByDtype]
+    cos: ByDtype
+    sin: ByDtype
+
+
+@dataclass(frozen=True)
+class Writer:
+    """Where tensors go and in which activation dtypes the small ones are needed."""
+
+    store: WeightStore
+    dtypes: tuple[str, ...]
+
+    def small(self, key: str, array: NDArray[Any]) -> ByDtype:
+        """Store `array` once in each activation dtype."""
+        return {d: self.store.add(f"{key}:{d}", array.astype(d)) for d in self.dtypes}
+
+
+def put_matrix(packed: Packed, out: Writer, key: str) -> Dense | Blocks:
+    """Store a projection [N, K]."""
+    if not isinstance(packed, BlockTensor):
+        return Dense(out.store.add(f"{key}:in_out", np.ascontiguousarray(packed.T)))
+    offset = None if packed.offset is None else out.small(f"{key}:offset", np.ascontiguousarray(packed.offset.T))
+    return Blocks(packed.bits, packed.block, _put_q(packed, out, key), _put_scale(packed, out, key), offset, None)
+
+
+def put_table(packed: Packed, out: Writer, key: str) -> DenseRows | Blocks:
+    """Store a vocabulary matrix [V, H], to be gathered by rows and (tied) multiplied with."""
+    if not isinstance(packed, BlockTensor):
+        return DenseRows(out.store.add(key, packed))
+    offset = rows = None
+    if packed.offset is not None:
+        offset = out.small(f"{key}:offset", np.ascontiguousarray(packed.offset.T))
+        rows = out.small(f"{key}:offset_rows", packed.offset)
+    return Blocks(packed.bits, packed.block, _put_q(packed, out, key), _put_scale(packed, out, key), offset, rows)
+
+
+def _put_q(packed: BlockTensor, out: Writer, key: str) -> Region:
+    q = packed.q
+    return out.store.add(f"{key}:q{packed.bits}", q if packed.bits == 8 else q[..., 0::2] | q[..., 1::2] << 4)
+
+
+def _put_scale(packed: BlockTensor, out: Writer, key: str) -> ByDtype:
+    return out.small(f"{key}:scale", packed.scale)
+
+
+def merged(parts: Sequence[Packed]) -> Packed | None:
+    """The matrices stacked along their outputs, or None where their packed forms differ."""
+    if len({_kind(p) for p in parts}) != 1:
+        return None
+    blocks = [p for p in parts if isinstance(p, BlockTensor)]
+    if not blocks:
+        return np.concatenate([p for p in parts if isinstance(p, np.ndarray)])
+    offsets = [b.offset for b in blocks if b.offset is not None]
+    return BlockTensor(
+        blocks[0].bits,
+        blocks[0].block,
+        np.concatenate([b.q for b in blocks]),
+        np.concatenate([b.scale for b in blocks]),
+        np.concatenate(offsets) if offsets else None,
+    )
+
+
+def _kind(packed: Packed) -> tuple[object, ...]:
+    if isinstance(packed, BlockTensor):
+        return packed.bits, packed.block, packed.offset is None
+    return (packed.dtype.name,)
+
+
+def store_model(
+    config: ModelConfig,
+    rope: RopeFacts,
+    weights: Weights,
+    scheme: Scheme,
+    store: WeightStore,
+    table_rows: int,
+    dtypes: tuple[str, ...] = ("float32",),
+) -> Stored:
+    """Write every tensor of the model, packed by `scheme`.
+
+    table_rows  rows of the cos and sin tables (`Form.context`)
+    dtypes      activation dtypes of the graphs to come
+    Errors: what `scheme` refuses, and a file that cannot be written, as SpecError.
+    """
+    scheme.check(weights)
+    out = Writer(store, dtypes)
+    embedding = put_table(scheme.pack(weights, f"{EMBEDDING}.weight"), out, EMBEDDING)
+    head = embedding if config.tied else put_table(scheme.pack(weights, f"{HEAD}.weight"), out, HEAD)
+    groups = {path: _group(weights, scheme, out, path, names) for path, names in _modules(config).items()}
+    norms = {name: out.small(name, weights.dense(f"{name}.weight")) for name in _norms(config)}
+    angle = np.arange(table_rows)[:, None] * np.asarray(rope.inv_freq)[None]
+    cos, sin = out.small("cos", np.cos(angle) * rope.scale), out.small("sin", np.sin(angle) * rope.scale)
+    return Stored(store.path.name, scheme.accuracy_level, embedding, head, groups, norms, cos, sin)
+
+
+def _group(weights: Weights, scheme: Scheme, out: Writer, path: str, names: tuple[str, ...]) -> tuple[Linear, ...]:
+    module = path.rpartition(".")[0]
+    paths = [f"{module}.{name}" for name in names]
+    parts = [scheme.pack(weights, f"{p}.weight") for p in paths]
+    biases = [weights.dense(f"{p}.bias") if f"{p}.bias" in weights.names() else None for p in paths]
+    whole = merged(parts) if len(parts) > 1 else None
+    if whole is None or len({b is None for b in biases}) > 1:
+        return tuple(
+            Linear(name, put_matrix(part, out, p), None if bias is None else out.small(f"{p}.bias", bias))
+            for name, p, part, bias in zip(names, paths, parts, biases, strict=True)
+        )
+    present = [b for b in biases if b is not None]
+    bias = out.small(f"{path}.bias", np.concatenate(present)) if present else None
+    return (Linear(f"{path.rpartition('.')[2]}_proj", put_matrix(whole, out, path), bias),)
+
+
+def _modules(config: ModelConfig) -> dict[str, tuple[str, ...]]:
+    """Projections that read the same input, by the path of their group."""
+    groups: dict[str, tuple[str, ...]] = {}
+    for i in range(config.layers):
+        layer = f"model.layers.{i}"
+        groups[f"{layer}.self_attn.qkv"] = ("q_proj", "k_proj", "v_proj")
+        groups[f"{layer}.self_attn.o"] = ("o_proj",)
+        groups[f"{layer}.mlp.gate_up"] = ("gate_proj", "up_proj")
+        groups[f"{layer}.mlp.down"] = ("down_proj",)
+    return groups
+
+
+def _norms(config: ModelConfig) -> list[str]:
+    per_layer = ("input_layernorm", "post_attention_layernorm")
+    return [*(f"model.layers.{i}.{n}" for i in range(config.layers) for n in per_layer), "model.norm"]
