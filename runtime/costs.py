@@ -1,0 +1,118 @@
+"""What a verify run costs by width, on this machine.
+
+Enters: a session that holds some text. Leaves: a `CostCurve`, and a small file in the user's cache folder so
+that a machine is measured once per bundle, provider, thread count and ONNX Runtime version.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+import platformdirs
+
+from spec_edge.models.contract import SpecError
+from spec_edge.runtime.draft import Draft
+from spec_edge.runtime.protocols import Session
+
+
+@dataclass(frozen=True)
+class CostCurve:
+    """Seconds of a verify run at each of some widths, ascending; in between, and past the last, linear."""
+
+    widths: tuple[int, ...]
+    seconds: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.widths or len(self.widths) != len(self.seconds):
+            raise SpecError(f"a cost curve needs one time per width, not {len(self.seconds)} for {self.widths}")
+        if self.widths[0] < 1 or list(self.widths) != sorted(set(self.widths)):
+            raise SpecError(f"a cost curve's widths must ascend from 1 or more, not {self.widths}")
+        if not all(0 < s < float("inf") for s in self.seconds):
+            raise SpecError(f"a cost curve's times must be positive, not {self.seconds}")
+
+    def at(self, width: int) -> float:
+        """Seconds at this width; below the first measured width, the time of that one."""
+        if width <= self.widths[0] or len(self.widths) == 1:
+            return self.seconds[0]
+        i = next((i for i, w in enumerate(self.widths) if w >= width), len(self.widths) - 1)
+        (w0, w1), (s0, s1) = self.widths[i - 1 : i + 1], self.seconds[i - 1 : i + 1]
+        at = s0 + (s1 - s0) * (width - w0) / (w1 - w0)
+        # A falling last segment is noise: past the last width the cost never falls.
+        return at if width <= w1 else max(at, s1)
+
+
+UNMEASURED = CostCurve((1, 2, 4, 8, 16), (1.0, 1.3, 1.75, 2.6, 4.0))
+"""Shape to assume where nothing was measured: a 4-bit model on a laptop CPU, the steepest curve seen."""
+
+
+def measure(
+    session: Session, widths: Sequence[int], repeats: int = 5, clock: Callable[[], float] = perf_counter
+) -> CostCurve:
+    """Median time of a verify run at each width that fits; the session holds text and is left unchanged.
+
+    Widths take turns, so that a disturbance of the machine does not fall on one of them. SpecError: no text.
+    """
+    if session.length < 1:
+        raise SpecError("costs are measured over a text; prefill one first")
+    room = min(session.max_width, session.capacity - session.length)
+    fitting = tuple(w for w in sorted(set(widths)) if w <= room)
+    times: dict[int, list[float]] = {w: [] for w in fitting}
+    for turn in range(repeats + 1):
+        for width in fitting:
+            begun = clock()
+            session.verify(0, Draft.chain([0] * (width - 1)))
+            if turn:  # the first run of a width allocates
+                times[width].append(clock() - begun)
+    return CostCurve(fitting, tuple(median(t) for t in times.values()))
+
+
+def cost_key(bundle: str, provider: str, threads: int, onnxruntime: str) -> str:
+    """What a curve depends on. `bundle`: its hash; `provider`: name and, where known, driver."""
+    return json.dumps([bundle, provider, threads, onnxruntime])
+
+
+def costs_folder() -> Path:
+    """Where curves are kept."""
+    return Path(platformdirs.user_cache_dir("spec-edge", appauthor=False)) / "costs"
+
+
+def load_costs(key: str, folder: Path | None = None) -> CostCurve | None:
+    """The curve stored under `key`; None if there is none that can be read."""
+    try:
+        stored = json.loads(_file(key, folder).read_text(encoding="utf-8"))
+        if stored["key"] != key:
+            return None
+        return CostCurve(tuple(int(w) for w in stored["widths"]), tuple(float(s) for s in stored["seconds"]))
+    except (OSError, ValueError, TypeError, KeyError, SpecError):
+        return None
+
+
+def save_costs(key: str, curve: CostCurve, folder: Path | None = None) -> bool:
+    """Store it, whole or not at all. False where the folder cannot be written: the next run measures again."""
+    path = _file(key, folder)
+    text = json.dumps({"key": key, "widths": curve.widths, "seconds": curve.seconds})
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".part")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as out:
+                out.write(text)
+            Path(temporary).replace(path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except OSError:
+        return False
+    return True
+
+
+def _file(key: str, folder: Path | None) -> Path:
+    return (folder or costs_folder()) / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"

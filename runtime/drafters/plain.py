@@ -1,0 +1,29 @@
+"""Plain decoding: no draft, one token a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from spec_edge.runtime.draft import EMPTY, Context, Draft, Output, Verdict
+from spec_edge.runtime.drafters.options import DrafterOptions
+
+
+class Plain:
+    """Proposes nothing."""
+
+    name = "plain"
+    wants: frozenset[str] = frozenset()
+
+    def start(self, prompt: Sequence[int]) -> None:
+        """Nothing to prepare."""
+
+    def propose(self, context: Context, width: int) -> Draft:  # noqa: ARG002
+        return EMPTY
+
+    def observe(self, verdict: Verdict, draft: Draft, output: Output) -> None:
+        """Nothing to learn."""
+
+
+def create(options: DrafterOptions) -> Plain:  # noqa: ARG001
+    """The drafter of this file."""
+    return Plain()

@@ -1,0 +1,226 @@
+"""The loop: propose, verify, accept, commit, observe.
+
+Enters: a session, a drafter, sampling options, limits and the prompt's ids.
+Leaves: the new ids chunk by chunk, a finish reason and `Stats`. Nothing here names a method, target or family.
+
+Invariant between steps: `ids` is every token so far, its last one is pending, and the session has committed
+the rows of all the others (`session.length == len(ids) - 1`). Leaving the loop at any point, also by an
+exception, keeps it: a step that fails has committed nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spec_edge.models.contract import BadUsage, SpecError
+from spec_edge.runtime import accept, sampling
+from spec_edge.runtime.draft import EMPTY, Context, Draft, Verdict
+from spec_edge.runtime.protocols import Drafter, Session
+from spec_edge.runtime.prune import prune
+from spec_edge.runtime.sampling import Law, Sampling
+from spec_edge.runtime.stats import Round, Stats, dropped, summarise
+
+STOP, LENGTH, CONTEXT = "stop", "length", "context"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Where a generation ends.
+
+    max_new_tokens  exact; None: until the context is full
+    eos_ids         any of them ends the text and is not part of it
+    tokens          number of real token ids; logits at or past it are padding. None: the session's vocabulary
+    width           most rows of a verify run; None: the session's
+    """
+
+    max_new_tokens: int | None = None
+    eos_ids: tuple[int, ...] = ()
+    tokens: int | None = None
+    width: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("max-new-tokens", self.max_new_tokens), ("tokens", self.tokens), ("width", self.width)):
+            if value is not None and value < 1:
+                raise BadUsage(f"{name} must be at least 1, not {value}")
+
+
+class Engine:
+    """One generation at a time over one session; `generate` again starts the next.
+
+    ids            the prompt and everything after it, the last one pending
+    finish_reason  None while running, then stop | length | context
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        drafter: Drafter,
+        options: Sampling | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        self.session = session
+        self.drafter = drafter
+        self.options = options or Sampling()
+        self.limits = limits or Limits()
+        self.ids: list[int] = []
+        self.finish_reason: str | None = None
+        self._tokens = min(self.limits.tokens or session.vocab_size, session.vocab_size)
+        self._width = min(self.limits.width or session.max_width, session.max_width)
+        self._eos = frozenset(self.limits.eos_ids)
+        self._history: NDArray[np.int64] = np.empty(0, np.int64)
+        self._rng = sampling.generator(self.options.seed)
+        self._prompt = 0
+        self._ttft = 0.0
+        self._rounds: list[Round] = []
+
+    @property
+    def tokens(self) -> list[int]:
+        """The new tokens, end-of-sequence not included."""
+        new = self.ids[self._prompt :]
+        return new[:-1] if new and new[-1] in self._eos else new
+
+    @property
+    def stats(self) -> Stats:
+        """Of the generation so far."""
+        return summarise(self._prompt, len(self.tokens), self._ttft, self._rounds)
+
+    def generate(self, prompt: Sequence[int], reuse: bool = False) -> Iterator[list[int]]:
+        """Prefill now, then give the new ids chunk by chunk (never an empty one).
+
+        `reuse` keeps the committed rows of the common prefix with the last generation. BadUsage: a prompt that is
+        empty, leaves no room in the context, or holds an unknown id. SpecError: logits that are not finite.
+        """
+        begun = perf_counter()
+        self._check(prompt)
+        common = self._forget(prompt) if reuse else 0
+        self.session.truncate(common)
+        self.ids, self._prompt, self._rounds, self.finish_reason = list(prompt[:common]), len(prompt), [], None
+        self._rng = sampling.generator(self.options.seed)
+        self._history = np.empty(self.session.capacity + 1, np.int64)
+        output = self.session.prefill(prompt[common:])
+        self.ids = list(prompt)
+        self._history[: len(prompt)] = prompt
+        verdict = self._accept(EMPTY, output.logits)
+        self.drafter.start(prompt)
+        first = self._extend(verdict.tokens)
+        self._ttft = perf_counter() - begun
+        return self._chunks(first)
+
+    def step(self) -> list[int]:
+        """One round. Returns the tokens it adds to the text: at least one, or none but an end-of-sequence."""
+        begun = perf_counter()
+        rows, depth = self._room()
+        draft = self.drafter.propose(Context(self.ids, self._rng), rows)
+        draft = prune(draft, rows - 1, depth, self._tokens)
+        drafted = perf_counter()
+        output = self.session.verify(self.ids[-1], draft)
+        verified = perf_counter()
+        whole = self._accept(draft, output.logits)
+        verdict = self._until_eos(whole)
+        self.session.commit(verdict.rows)
+        text = self._extend(verdict.tokens)
+        accepted = perf_counter()
+        self.drafter.observe(verdict, draft, output)
+        ended = perf_counter()
+        self._rounds.append(
+            Round(
+                drafted=sum(draft.candidate),
+                accepted=min(len(whole.path), len(verdict.tokens)),
+                committed=len(verdict.tokens),
+                draft_s=drafted - begun + ended - accepted,
+                verify_s=verified - drafted,
+                total_s=ended - begun,
+            )
+        )
+        return text
+
+    def stop(self, keep: int) -> None:
+        """End here with the first `keep` new tokens (a stop string): later ones leave text, session and stats."""
+        extra = len(self.ids) - self._prompt - keep
+        if extra > 0:
+            del self.ids[-extra:]
+            self._rounds = dropped(self._rounds, extra)
+            self.session.truncate(min(self.session.length, len(self.ids) - 1))
+        self.finish_reason = STOP
+
+    def _chunks(self, first: list[int]) -> Iterator[list[int]]:
+        chunk = first
+        while True:
+            if chunk:
+                yield chunk
+            if self.finish_reason:
+                return
+            chunk = self.step()
+
+    def _room(self) -> tuple[int, int]:
+        """(rows of the verify run, depth of the draft) that the session, the context and the limit allow."""
+        left = self.session.capacity - len(self.ids)
+        if self.limits.max_new_tokens is not None:
+            left = min(left, self.limits.max_new_tokens - (len(self.ids) - self._prompt))
+        return min(self._width, self.session.capacity - self.session.length), left - 1
+
+    def _accept(self, draft: Draft, logits: NDArray[np.float32]) -> Verdict:
+        real = logits[:, : self._tokens]
+        past = self._history[: len(self.ids)]
+
+        def best(row: int, path: tuple[int, ...]) -> int:
+            return sampling.best(real[row], self._before(past, path), self.options)
+
+        def law(row: int, path: tuple[int, ...]) -> Law:
+            return sampling.law(real[row], self._before(past, path), self.options)
+
+        try:
+            if self.options.greedy:
+                return accept.greedy(draft, best)
+            return accept.sampled(draft, law, accept.Dice(self._rng))
+        except FloatingPointError as e:
+            where = f"step {len(self._rounds) + 1}" if len(self.ids) > self._prompt else "step 0 (prefill)"
+            raise SpecError(
+                f"{where}: {e}; the model or its provider computes garbage, try another precision"
+            ) from None
+
+    def _before(self, past: NDArray[np.int64], path: tuple[int, ...]) -> NDArray[np.int64]:
+        return np.append(past, path) if path and self.options.repetition_penalty != 1 else past
+
+    def _until_eos(self, verdict: Verdict) -> Verdict:
+        """The verdict up to its first end-of-sequence, which becomes the pending token."""
+        n = next((i for i, t in enumerate(verdict.tokens, 1) if t in self._eos), len(verdict.tokens))
+        return Verdict(verdict.path[: n - 1], verdict.tokens[:n])
+
+    def _extend(self, tokens: Sequence[int]) -> list[int]:
+        """Append, decide whether that was the end, return what is text."""
+        n = len(self.ids)
+        self.ids.extend(tokens)
+        self._history[n : len(self.ids)] = tokens
+        new = len(self.ids) - self._prompt
+        text = list(tokens)
+        if self.ids[-1] in self._eos:
+            self.finish_reason = STOP
+            text.pop()
+        elif new == self.limits.max_new_tokens:
+            self.finish_reason = LENGTH
+        elif len(self.ids) >= self.session.capacity:
+            self.finish_reason = CONTEXT
+        return text
+
+    def _check(self, prompt: Sequence[int]) -> None:
+        if not prompt:
+            raise BadUsage("the prompt is empty; give it at least one token")
+        if len(prompt) >= self.session.capacity:
+            raise BadUsage(
+                f"the prompt has {len(prompt)} tokens and the context {self.session.capacity}; "
+                "shorten it or export with a larger --context"
+            )
+        if not all(0 <= t < self._tokens for t in prompt):
+            raise BadUsage(f"the prompt holds a token id outside 0..{self._tokens - 1}; use the model's own tokenizer")
+
+    def _forget(self, prompt: Sequence[int]) -> int:
+        """How many committed tokens the prompt shares; its last token is always run again, for its logits."""
+        known = self.ids[: self.session.length]
+        pairs = zip(known, prompt[:-1], strict=False)
+        return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(known), len(prompt) - 1))
