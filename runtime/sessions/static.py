@@ -1,0 +1,199 @@
+"""The target on ONNX Runtime through static graphs: one graph per width S and past size P, as NPUs need.
+
+Enters: a bundle with portable "verify" and "prefill" graphs. Leaves: the same as the any-width session. A run takes the
+smallest graph that fits and pads it; every pad row sees at least itself, so nothing is ever NaN. The new K/V rows come
+out of the graph and accepted ones are copied into the cache, which moves to the next bucket as the text grows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spec_edge.models.contract import GraphSpec, RopeFacts, SpecError, TensorSpec
+from spec_edge.runtime.bundle import Bundle
+from spec_edge.runtime.cache import PortableCache
+from spec_edge.runtime.draft import Draft, Output
+from spec_edge.runtime.sessions.opening import assignment, guarded, open_graph
+from spec_edge.runtime.sessions.ort import BLOCKED
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A graph bound to its buffers. `seen`: committed columns that bias_past shows now (one number, rewritten)."""
+
+    session: Any
+    binding: Any
+    inputs: dict[str, Array]
+    outputs: dict[str, Array]
+    new: Array
+    seen: NDArray[np.int64]
+
+
+class StaticSession:
+    """The `Session` of protocols.py over fixed shapes. `hidden`: set it when the drafter wants them."""
+
+    def __init__(self, bundle: Bundle, threads: int | None = None, provider: str = "cpu", hidden: bool = False) -> None:
+        self.hidden = hidden
+        self._bundle, self._threads, self._provider = bundle, threads, provider
+        self._model = bundle.manifest.model
+        self._verify, self._prefill = (_by_bucket(bundle, role) for role in ("verify", "prefill"))
+        if not self._verify or self._verify.keys() != self._prefill.keys():
+            raise SpecError("this bundle has no complete set of static graphs; export it again for an NPU target")
+        self._buckets = sorted(self._verify)
+        dtype = next(t.dtype for t in self._verify[self._buckets[0]][0].inputs if t.name == "past_key.0")
+        self._cache = PortableCache(self._model, self._buckets[0], dtype)
+        self._sessions: dict[str, Any] = {}
+        self._runs: dict[tuple[str, bool], _Run] = {}
+
+    @property
+    def vocab_size(self) -> int:
+        return self._model.vocab_size
+
+    @property
+    def capacity(self) -> int:
+        return min(self._model.context, self._buckets[-1])
+
+    @property
+    def max_width(self) -> int:
+        return min(g[-1].width or 0 for g in self._verify.values())
+
+    @property
+    def length(self) -> int:
+        return self._cache.length
+
+    @property
+    def assignment(self) -> dict[str, int]:
+        """Nodes per provider over the graphs opened so far."""
+        total: dict[str, int] = {}
+        for session in self._sessions.values():
+            for name, count in assignment(session).items():
+                total[name] = total.get(name, 0) + count
+        return total
+
+    def prefill(self, ids: Sequence[int]) -> Output:
+        """Run and commit `ids` in chunks; logits [1, V] of the last one, hidden [len(ids), H] if wanted."""
+        if not ids:
+            raise SpecError("there is nothing to prefill")
+        start, hidden = 0, []
+        while start < len(ids):
+            graph = self._reserve(len(ids) - start, self._prefill)
+            size = min(graph.width or 0, len(ids) - start)
+            pad = (graph.width or 0) - size
+            output = self._run(graph, ids[start : start + size], np.arange(size), np.tri(size, dtype=bool), pad)
+            self._cache.commit(range(size))
+            start += size
+            if output.hidden is not None:
+                hidden.append(output.hidden.copy())
+        return Output(output.logits, np.concatenate(hidden) if hidden else None)
+
+    def verify(self, pending: int, draft: Draft) -> Output:
+        """Run the pending token and the draft; logits [len(draft) + 1, V]. Commits nothing."""
+        size = len(draft) + 1
+        if size > self.max_width:
+            raise SpecError(f"a draft of {len(draft)} tokens is wider than {self.max_width} rows")
+        graph = self._reserve(size, self._verify)
+        output = self._run(graph, (pending, *draft.tokens), draft.depths, draft.mask, 0)
+        return Output(output.logits[:size], output.hidden)
+
+    def commit(self, rows: Sequence[int]) -> None:
+        self._cache.commit(rows)
+
+    def truncate(self, length: int) -> None:
+        self._cache.truncate(length)
+
+    def close(self) -> None:
+        self._runs.clear()
+        self._sessions.clear()
+
+    def _reserve(self, rows: int, graphs: dict[int, list[GraphSpec]]) -> GraphSpec:
+        """The smallest graph for `rows` more (the widest for as many as it takes), with room to commit them."""
+        need = self.length + rows
+        if need > self.capacity:
+            raise SpecError(f"{need} tokens do not fit into the context of {self.capacity}")
+        bucket = next(p for p in self._buckets if p >= need)
+        if bucket > self._cache.slots:
+            self._cache.grow(bucket)
+            self._runs.clear()
+        widths = graphs[self._cache.slots]
+        return next((g for g in widths if (g.width or 0) >= rows), widths[-1])
+
+    def _run(self, graph: GraphSpec, ids: Sequence[int], depths: Array, mask: Array, pad: int) -> Output:
+        """Real rows are pad .. pad + len(ids) - 1; pads lie before them (prefill) or behind (verify)."""
+        if min(ids) < 0 or max(ids) >= self.vocab_size:
+            raise SpecError(f"token ids must be within 0..{self.vocab_size - 1}")
+        run, size = self._bound(graph), len(ids)
+        real = slice(pad, pad + size)
+        run.inputs["input_ids"][0, real] = ids
+        cos, sin = rotary(self._model.rope, self.length + depths)
+        run.inputs["cos"][0, 0, real], run.inputs["sin"][0, 0, real] = cos, sin
+        bias = run.inputs["bias_new"][0, 0]
+        bias[...] = BLOCKED
+        np.fill_diagonal(bias, 0)
+        bias[real, real] = np.where(mask, 0, BLOCKED)
+        _show_past(run, self.length)
+        guarded("ONNX Runtime failed", lambda: run.session.run_with_iobinding(run.binding))
+        self._cache.stage(run.new[:, :, real])
+        hidden = run.outputs["hidden"][0, real].astype(np.float32) if self.hidden else None
+        return Output(run.outputs["logits"][0].astype(np.float32, copy=False), hidden)
+
+    def _bound(self, graph: GraphSpec) -> _Run:
+        key = (graph.name, self.hidden)
+        if key not in self._runs:
+            if graph.name not in self._sessions:
+                self._sessions[graph.name] = open_graph(self._bundle, graph, self._provider, self._threads)
+            self._runs[key] = self._bind(graph, self._sessions[graph.name])
+        return self._runs[key]
+
+    def _bind(self, graph: GraphSpec, session: Any) -> _Run:
+        width, past = graph.width or 0, self._cache.past
+        layers = range(self._model.layers)
+        slots = [f"{kind}.{i}" for i in layers for kind in ("key", "value")]
+        new = np.zeros((*past.shape[:2], width, past.shape[3]), past.dtype)
+        parts = {f"past_{name}": past[i][None] for i, name in enumerate(slots)}
+        parts |= {f"new_{name}": new[i][None] for i, name in enumerate(slots)}
+        inputs = {t.name: parts[t.name] if t.name in parts else _zeros(t) for t in graph.inputs}
+        wanted = [t for t in graph.outputs if t.name != "hidden" or self.hidden]
+        outputs = {t.name: parts[t.name] if t.name in parts else _zeros(t) for t in wanted}
+        inputs["bias_past"][...] = BLOCKED
+        binding = session.io_binding()
+        for name, array in inputs.items():
+            binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+        for name, array in outputs.items():
+            binding.bind_output(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+        return _Run(session, binding, inputs, outputs, new, np.zeros(1, np.int64))
+
+
+def _zeros(tensor: TensorSpec) -> Array:
+    """A buffer for a static tensor."""
+    return np.zeros([int(d) for d in tensor.shape], tensor.dtype)
+
+
+def rotary(rope: RopeFacts, positions: Array) -> tuple[Array, Array]:
+    """cos and sin, float64 [rows, D], of half-split rotary embedding at `positions`."""
+    angle = np.multiply.outer(positions, np.array(rope.inv_freq))
+    both = np.concatenate([angle, angle], axis=-1)
+    return np.cos(both) * rope.scale, np.sin(both) * rope.scale
+
+
+def _show_past(run: _Run, length: int) -> None:
+    """Open or close the columns of bias_past between the last run's length and this one's."""
+    seen, bias = int(run.seen[0]), run.inputs["bias_past"]
+    bias[..., seen:length] = 0
+    bias[..., length:seen] = BLOCKED
+    run.seen[0] = length
+
+
+def _by_bucket(bundle: Bundle, role: str) -> dict[int, list[GraphSpec]]:
+    """Static portable graphs of the target by past size, narrow first."""
+    found: dict[int, list[GraphSpec]] = {}
+    for graph in bundle.graphs("target", role):
+        if graph.lowering == "portable" and graph.past and graph.width:
+            found.setdefault(graph.past, []).append(graph)
+    return found

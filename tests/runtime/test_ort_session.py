@@ -1,0 +1,210 @@
+"""The any-width and the static sessions against the network in numpy."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from spec_edge.models.contract import BadUsage, SpecError
+from spec_edge.runtime.bundle import open_bundle
+from spec_edge.runtime.draft import EMPTY, Draft
+from spec_edge.runtime.sessions import opening
+from spec_edge.runtime.sessions.ort import CHUNK, OrtSession
+from spec_edge.runtime.sessions.static import StaticSession
+
+Reference = Callable[[list[int]], tuple[np.ndarray, np.ndarray]]
+TREE = Draft((5, 6, 7, 8, 9), (-1, -1, 0, 1, 3), (True,) * 5)
+
+
+@pytest.fixture(params=["fused", "portable"])
+def make(request: pytest.FixtureRequest, tiny: Path) -> Callable[..., Any]:
+    kind = {"fused": OrtSession, "portable": StaticSession}[request.param]
+    return lambda **options: kind(open_bundle(tiny), threads=1, **options)
+
+
+def prompt(count: int) -> list[int]:
+    return [int(t) for t in np.random.default_rng(count).integers(0, 200, count)]
+
+
+@pytest.mark.parametrize("count", [1, 15, 16, 17, 40, 100])
+def test_prefill_gives_the_last_row(make: Callable[..., Any], network: Reference, count: int) -> None:
+    session = make(hidden=True)
+    output = session.prefill(prompt(count))
+    logits, hidden = network(prompt(count))
+    assert output.logits.shape == (1, logits.shape[1]) and session.length == count
+    np.testing.assert_allclose(output.logits[0], logits[-1], atol=2e-5)
+    assert output.hidden is not None
+    np.testing.assert_allclose(output.hidden, hidden, atol=2e-5)
+
+
+def test_each_row_of_a_tree_sees_its_ancestors_only(make: Callable[..., Any], network: Reference) -> None:
+    session, ids = make(), prompt(20)
+    session.prefill(ids)
+    logits = session.verify(3, TREE).logits
+    paths = {0: [], 1: [5], 2: [6], 3: [5, 7], 4: [6, 8], 5: [6, 8, 9]}
+    for row, path in paths.items():
+        np.testing.assert_allclose(logits[row], network([*ids, 3, *path])[0][-1], atol=2e-5)
+
+
+def test_committed_rows_of_a_tree_are_the_cache(make: Callable[..., Any], network: Reference) -> None:
+    session, ids = make(), prompt(20)
+    session.prefill(ids)
+    session.verify(3, TREE)
+    session.commit((0, 2, 4, 5))
+    assert session.length == 24
+    # The next run must show no trace of the tree's mask or of the rows that lost.
+    logits = session.verify(11, Draft.chain((1, 2, 3))).logits
+    expected = network([*ids, 3, 6, 8, 9, 11, 1, 2, 3])[0][-4:]
+    np.testing.assert_allclose(logits, expected, atol=2e-5)
+
+
+def test_truncate_forgets(make: Callable[..., Any], network: Reference) -> None:
+    session, ids = make(), prompt(50)
+    session.prefill(ids)
+    session.truncate(10)
+    np.testing.assert_allclose(session.verify(4, EMPTY).logits[0], network([*ids[:10], 4])[0][-1], atol=2e-5)
+    with pytest.raises(SpecError, match="cannot truncate"):
+        session.truncate(11)
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_any_sequence_of_steps_equals_one_pass(make: Callable[..., Any], network: Reference, data: Any) -> None:
+    session = make()
+    ids = data.draw(st.lists(st.integers(0, 200), min_size=1, max_size=70))
+    session.prefill(ids)
+    for _ in range(data.draw(st.integers(1, 4))):
+        n = data.draw(st.integers(0, session.max_width - 1 if session.max_width < 9 else 9))
+        tokens = data.draw(st.lists(st.integers(0, 200), min_size=n, max_size=n))
+        parents = [data.draw(st.integers(-1, i - 1)) for i in range(n)]
+        draft = Draft(tuple(tokens), tuple(parents), (True,) * n)
+        pending = data.draw(st.integers(0, 200))
+        logits = session.verify(pending, draft).logits
+        leaf = data.draw(st.integers(-1, n - 1))
+        path = []
+        while leaf >= 0:
+            path.insert(0, leaf)
+            leaf = parents[leaf]
+        ids = [*ids, pending, *(tokens[i] for i in path)]
+        rows = (0, *(i + 1 for i in path))
+        expected = network(ids)[0]
+        np.testing.assert_allclose(logits[list(rows)], expected[-len(rows) :], atol=5e-5)
+        session.commit(rows)
+        assert session.length == len(ids)
+
+
+def test_the_buffer_grows_to_the_context_and_not_beyond(tiny: Path, network: Reference) -> None:
+    session = OrtSession(open_bundle(tiny), threads=1)
+    ids = prompt(1000)
+    session.prefill(ids[: CHUNK + 1])
+    session.prefill(ids[CHUNK + 1 :])
+    np.testing.assert_allclose(session.verify(1, EMPTY).logits[0], network([*ids, 1])[0][-1], atol=1e-4)
+    assert session._cache.slots == session.capacity == 1024
+    with pytest.raises(SpecError, match=r"1025 tokens do not fit into the context of 1024"):
+        session.verify(1, Draft.chain(tuple(range(24))))
+
+
+def test_static_buckets_grow(tiny: Path, network: Reference) -> None:
+    session = StaticSession(open_bundle(tiny), threads=1)
+    ids = prompt(60)
+    session.prefill(ids)
+    assert session._cache.slots == 64
+    for token in range(10):
+        session.verify(token, EMPTY)
+        session.commit((0,))
+    assert session._cache.slots == 128 == session.capacity
+    np.testing.assert_allclose(session.verify(99, EMPTY).logits[0], network([*ids, *range(10), 99])[0][-1], atol=2e-5)
+    with pytest.raises(SpecError, match="do not fit"):
+        session.prefill(prompt(59))
+
+
+def test_the_smallest_static_graph_that_fits_runs(tiny: Path) -> None:
+    session = StaticSession(open_bundle(tiny), threads=1)
+    session.prefill(prompt(5))
+    session.verify(1, Draft.chain((1, 2)))
+    assert sorted(session._sessions) == ["prefill_16_64", "verify_4_64"]
+    with pytest.raises(SpecError, match="wider than 8"):
+        session.verify(1, Draft.chain(tuple(range(8))))
+
+
+def test_half_precision_graphs(tiny_half: Path, network: Reference) -> None:
+    session = StaticSession(open_bundle(tiny_half), threads=1)
+    ids = prompt(37)
+    session.prefill(ids)
+    logits = session.verify(3, TREE).logits
+    assert logits.dtype == np.float32
+    np.testing.assert_allclose(logits[5], network([*ids, 3, 6, 8, 9])[0][-1], atol=0.05)
+
+
+def test_pads_and_losers_leave_no_trace(tiny: Path) -> None:
+    """Rows that no one reads hold anything; the logits of real rows stay the same bits."""
+    first, second = (StaticSession(open_bundle(tiny), threads=1) for _ in range(2))
+    first.prefill(prompt(7))
+    second.prefill(prompt(120))
+    second.truncate(0)
+    second._cache.past[:, :, :] = 1e3
+    second.prefill(prompt(7))
+    a, b = (s.verify(3, Draft.chain((1, 2))).logits for s in (first, second))
+    np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+def test_steps_reuse_their_buffers(tiny: Path) -> None:
+    session = OrtSession(open_bundle(tiny), threads=1)
+    session.prefill(prompt(5))
+    first = session.verify(1, EMPTY).logits
+    session.commit((0,))
+    assert session.verify(2, EMPTY).logits.ctypes.data == first.ctypes.data
+    assert len(session._runs) == 2
+
+
+def test_rows_are_committed_once_and_in_order(make: Callable[..., Any]) -> None:
+    session = make()
+    session.prefill(prompt(5))
+    session.verify(1, Draft.chain((2, 3)))
+    for rows in ((), (0, 3), (0, 2, 1), (-1,)):
+        with pytest.raises(SpecError, match="cannot commit"):
+            session.commit(rows)
+    session.commit((0, 1))
+    with pytest.raises(SpecError, match="cannot commit"):
+        session.commit((0,))
+
+
+def test_bad_input_is_refused(make: Callable[..., Any]) -> None:
+    session = make()
+    with pytest.raises(SpecError, match="nothing to prefill"):
+        session.prefill([])
+    with pytest.raises(SpecError, match="token ids"):
+        session.prefill([10**6])
+
+
+def test_providers(tiny: Path) -> None:
+    session = OrtSession(open_bundle(tiny), provider="CPUExecutionProvider")
+    assert session.assignment.keys() == {"cpu"} and session.assignment["cpu"] >= 10
+    with pytest.raises(BadUsage, match=r"provider 'cpi' is not available here. Did you mean 'cpu'\? Available: "):
+        OrtSession(open_bundle(tiny), provider="cpi")
+    assert "azure" not in opening.available()
+
+
+def test_a_graph_that_is_not_the_stated_one(tiny: Path) -> None:
+    bundle = open_bundle(tiny)
+    graph = bundle.graphs("target", "step")[0]
+    inputs = (dataclasses.replace(graph.inputs[0], dtype="int64"), *graph.inputs[1:])
+    with pytest.raises(SpecError, match=r"input 'input_ids' is int32\[1, 'S'\], but bundle.json says int64"):
+        opening.open_graph(bundle, dataclasses.replace(graph, inputs=inputs), "cpu", 1)
+    with pytest.raises(SpecError, match=r"output 'logits' is .* says absent"):
+        opening.open_graph(bundle, dataclasses.replace(graph, outputs=graph.outputs[1:]), "cpu", 1)
+
+
+def test_what_ort_cannot_open_is_one_line(tiny: Path) -> None:
+    bundle = open_bundle(tiny)
+    graph = bundle.graphs("target", "step")[0]
+    with pytest.raises(SpecError, match=r"ONNX Runtime cannot open tokenizer\.json on cpu") as caught:
+        opening.open_graph(bundle, dataclasses.replace(graph, file=bundle.manifest.text.tokenizer), "cpu", 1)
+    assert "\n" not in caught.value.message
