@@ -32,7 +32,8 @@ class Graph:
         self._weights_file = weights_file
         self._nodes: list[onnx.NodeProto] = []
         self._tensors: dict[str, onnx.TensorProto] = {}
-        self._shared: dict[tuple[object, ...], Any] = {}
+        self._shared: dict[tuple[object, ...], str] = {}
+        self._renames: dict[str, str] = {}
 
     def op(
         self, kind: str, inputs: Sequence[str], name: str, attributes: Attributes | None = None, domain: str = ""
@@ -86,18 +87,19 @@ class Graph:
         """The value of `make`, built at the first call with this key and shared after it."""
         if key not in self._shared:
             self._shared[key] = make()
-        value: str = self._shared[key]
-        return value
+        return self._shared[key]
 
     def rename(self, names: Mapping[str, str]) -> None:
-        """Give values other names, wherever they are used: how a value becomes a graph output."""
-        for node in self._nodes:
-            for values in (node.input, node.output):
-                for i, value in enumerate(values):
-                    values[i] = names.get(value, value)
+        """Give values other names in the finished model: how a value becomes a graph output."""
+        self._renames.update(names)
 
     def model(self, name: str, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> onnx.ModelProto:
         """The finished model."""
+        for node in self._nodes:
+            for values in (node.input, node.output):
+                for i, value in enumerate(values):
+                    if value in self._renames:
+                        values[i] = self._renames[value]
         graph = helper.make_graph(
             self._nodes, name, [_value(t) for t in inputs], [_value(t) for t in outputs], list(self._tensors.values())
         )
