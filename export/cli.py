@@ -75,11 +75,12 @@ def build(
     as_json: bool,
 ) -> None:
     """Export MODEL: a GGUF file, a Hugging Face folder, a hub id (org/name) or an alias such as smollm2-135m."""
-    from spec_edge.export.build import BuildOptions, build_bundle
+    from spec_edge.export.build import build_bundle
+    from spec_edge.export.options import build_options
     from spec_edge.export.progress import stages
     from spec_edge.export.summary import print_summary
 
-    options = BuildOptions.checked(model, output, precision, context, widths, target_name, force)
+    options = build_options(model, output, precision, context, widths, target_name, force)
     with stages() as progress:
         summary = build_bundle(options, progress)
     if as_json:

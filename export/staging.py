@@ -89,12 +89,12 @@ def _publish(work: Path, output: Path) -> None:
     aside = output.with_name(f".{output.name}.replaced-{os.getpid()}")
     existed = output.exists()
     if existed:
-        os.replace(output, aside)
+        output.replace(aside)
     try:
-        os.replace(work, output)
+        work.replace(output)
     except OSError:
         if existed:
-            os.replace(aside, output)
+            aside.replace(output)
         raise
     shutil.rmtree(aside, ignore_errors=True)
 

@@ -1,0 +1,162 @@
+"""One precision of a model on disk: its weights file and graphs, before it is known whether they are good enough.
+
+Enters: a `Plan`. Leaves: a `Candidate`, first with the any-width graphs that measuring needs, then complete.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+
+from spec_edge.export.reference_law import ReferenceLaw
+from spec_edge.models.checkpoint import Checkpoint, TextFiles
+from spec_edge.models.contract import (
+    FORMAT,
+    FileFact,
+    GraphSpec,
+    Manifest,
+    ModelFacts,
+    Parity,
+    Quality,
+    RopeFacts,
+    TextFacts,
+)
+from spec_edge.models.decoder import build
+from spec_edge.models.forms import Form, forms
+from spec_edge.models.reference import inv_freq
+from spec_edge.models.schemes.scheme import scheme
+from spec_edge.models.store import WeightStore
+from spec_edge.models.stored import Stored, store_model
+from spec_edge.runtime.quality import Reference, write
+from spec_edge.targets.target import Target
+
+WEIGHTS = "weights.bin"
+TOKENIZER = "tokenizer.json"
+TEMPLATE = "chat_template.jinja"
+REFERENCE = "reference.npz"
+UNMEASURED = Quality(0.0, 0.0, 0, "", ())
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What every candidate of one export shares."""
+
+    checkpoint: Checkpoint
+    target: Target
+    context: int
+    widths: tuple[int, ...]
+
+    def forms(self, precision: str) -> tuple[Form, ...]:
+        """Every graph of the bundle."""
+        return forms(self.target, precision, self.context, self.widths)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """`folder` holds what `manifest` lists; graphs of `waiting` are still to be written."""
+
+    folder: Path
+    stored: Stored
+    manifest: Manifest
+    waiting: tuple[Form, ...]
+
+
+def start(plan: Plan, precision: str, folder: Path) -> Candidate:
+    """Write the packed weights, the tokenizer files and the any-width graphs."""
+    folder.mkdir()
+    wanted = plan.forms(precision)
+    dtypes = tuple(dict.fromkeys(form.activation for form in wanted))
+    checkpoint, rope = plan.checkpoint, _rope(plan.checkpoint)
+    table = max(form.context for form in wanted)
+    with WeightStore(folder / WEIGHTS) as store:
+        stored = store_model(
+            checkpoint.config, rope, checkpoint.weights, scheme(precision), store, table, dtypes=dtypes
+        )
+        weights = store.fact()
+    steps = tuple(form for form in wanted if form.width is None)
+    manifest = Manifest(
+        format=FORMAT,
+        model=_model_facts(plan, rope),
+        text=_text_facts(checkpoint.text, folder),
+        target=plan.target.name,
+        precision=precision,
+        source=checkpoint.source,
+        weights=weights,
+        reference=FileFact(REFERENCE, 0, ""),
+        graphs=tuple(_graph(checkpoint, stored, form, folder) for form in steps),
+        drafters=(),
+        versions={name: version(name) for name in ("spec-edge", "onnx", "onnxruntime")},
+        quality=UNMEASURED,
+        parity=None,
+    )
+    return Candidate(folder, stored, manifest, tuple(form for form in wanted if form.width is not None))
+
+
+def finish(candidate: Candidate, plan: Plan, law: ReferenceLaw, quality: Quality, parity: Parity | None) -> Candidate:
+    """Write the fixed-width graphs and the reference."""
+    graphs = (_graph(plan.checkpoint, candidate.stored, form, candidate.folder) for form in candidate.waiting)
+    manifest = replace(
+        candidate.manifest,
+        graphs=(*candidate.manifest.graphs, *graphs),
+        reference=_reference(law.reference, candidate.folder),
+        quality=quality,
+        parity=parity,
+    )
+    return replace(candidate, manifest=manifest, waiting=())
+
+
+def _graph(checkpoint: Checkpoint, stored: Stored, form: Form, folder: Path) -> GraphSpec:
+    model, signature = build(checkpoint.config, stored, form)
+    return signature.spec("target", _file(folder, f"{form.name}.onnx", model.SerializeToString()))
+
+
+def _reference(reference: Reference, folder: Path) -> FileFact:
+    path = folder / REFERENCE
+    write(reference, path)
+    return _fact(path)
+
+
+def _rope(checkpoint: Checkpoint) -> RopeFacts:
+    frequencies, scale = inv_freq(checkpoint.config)
+    return RopeFacts(tuple(float(f) for f in frequencies), scale)
+
+
+def _model_facts(plan: Plan, rope: RopeFacts) -> ModelFacts:
+    config = plan.checkpoint.config
+    return ModelFacts(
+        name=plan.checkpoint.name,
+        family=config.family,
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        layers=config.layers,
+        heads=config.heads,
+        kv_heads=config.kv_heads,
+        head_dim=config.head_dim,
+        context=plan.context,
+        trained_context=config.context,
+        rope=rope,
+    )
+
+
+def _text_facts(text: TextFiles, folder: Path) -> TextFacts:
+    template = None if text.chat_template is None else _file(folder, TEMPLATE, text.chat_template.encode("utf-8"))
+    return TextFacts(
+        tokenizer=_file(folder, TOKENIZER, text.tokenizer_json),
+        chat_template=template,
+        tokens=text.tokens,
+        bos_id=text.bos_id,
+        add_bos=text.add_bos,
+        eos_ids=tuple(sorted(text.eos_ids)),
+    )
+
+
+def _file(folder: Path, name: str, data: bytes) -> FileFact:
+    path = folder / name
+    path.write_bytes(data)
+    return FileFact(name, len(data), hashlib.sha256(data).hexdigest())
+
+
+def _fact(path: Path) -> FileFact:
+    return FileFact(path.name, path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest())

@@ -1,0 +1,80 @@
+"""What goes into an export and what comes out: the checked options and the summary."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from spec_edge.models.contract import BadUsage, Parity, Quality
+from spec_edge.targets.target import PRECISIONS, Target, target
+
+AUTO = "auto"
+WIDEST = 64
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """What the user asked for, checked. `context` None: 2048, or what the model was trained for if that is less."""
+
+    model: str
+    output: Path
+    precision: str
+    context: int | None
+    widths: tuple[int, ...]
+    target: Target
+    replace: bool
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """A precision that `auto` passed over, and why."""
+
+    precision: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What was made. `bytes`: the whole folder; `seconds`: the whole export."""
+
+    bundle: str
+    model: str
+    target: str
+    precision: str
+    context: int
+    graphs: int
+    bytes: int
+    weights_bytes: int
+    quality: Quality
+    parity: Parity | None
+    rejected: tuple[Rejected, ...]
+    warnings: tuple[str, ...]
+    seconds: float
+
+
+def build_options(
+    model: str,
+    output: Path,
+    precision: str = AUTO,
+    context: int | None = None,
+    widths: str | None = None,
+    target_name: str = "cpu",
+    replace: bool = False,
+) -> BuildOptions:
+    """BadUsage for an unknown precision or target, or widths that are not whole numbers."""
+    if precision not in (AUTO, *PRECISIONS):
+        raise BadUsage(f"unknown precision '{precision}'. Known: {AUTO}, {', '.join(PRECISIONS)}")
+    profile = target(target_name)
+    chosen = profile.widths if widths is None else parse_widths(widths)
+    return BuildOptions(model, output, precision, context, chosen, profile, replace)
+
+
+def parse_widths(text: str) -> tuple[int, ...]:
+    """ "2,4" -> (1, 2, 4): width 1 is plain decoding and always there."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() and len(part) < 4 for part in parts):
+        raise BadUsage(f"--widths must be whole numbers such as 1,2,4,8,16, not '{text}'")
+    widths = sorted({1, *(int(part) for part in parts)})
+    if widths[0] < 1 or widths[-1] > WIDEST:
+        raise BadUsage(f"--widths must lie between 1 and {WIDEST}, not '{text}'")
+    return tuple(widths)
