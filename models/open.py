@@ -11,13 +11,18 @@ from spec_edge.models.checkpoint import Checkpoint
 from spec_edge.models.contract import SpecError
 from spec_edge.models.gguf_model import open_gguf
 from spec_edge.models.hashing import Progress
+from spec_edge.models.hf_folder import open_folder
 
 
 def open_checkpoint(path: Path, progress: Progress | None = None) -> Checkpoint:
-    """The model at `path`: a GGUF file. SpecError in one line if it cannot be used.
+    """The model at `path`, a GGUF file or a Hugging Face folder. SpecError in one line if it cannot be used.
 
     `progress` is called with (bytes done, bytes in all) while the weights are hashed.
     """
-    if not path.exists():
-        raise SpecError(f"there is no file or folder {path}")
-    return open_gguf(path, progress)
+    if path.is_dir():
+        return open_folder(path, progress)
+    if path.is_file():
+        return open_gguf(path, progress)
+    if path.exists():
+        raise SpecError(f"{path} is neither a file nor a folder")
+    raise SpecError(f"there is no file or folder {path}")
