@@ -34,8 +34,9 @@ def _f16(raw: bytes) -> F32:
 
 
 def _bf16(raw: bytes) -> F32:
-    upper: NDArray[np.uint32] = np.frombuffer(raw, "<u2").astype(np.uint32)
-    return (upper << np.uint32(16)).view(np.float32)
+    upper = np.frombuffer(raw, "<u2").astype(np.uint32) << np.uint32(16)
+    values: F32 = upper.view(np.float32)
+    return values
 
 
 _READERS: Mapping[str, Callable[[bytes], F32]] = {"F32": _f32, "F16": _f16, "BF16": _bf16}

