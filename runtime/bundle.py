@@ -22,10 +22,11 @@ OTHERS = frozenset({"thumbs.db", "desktop.ini"})
 
 @dataclass(frozen=True)
 class Bundle:
-    """`folder` is resolved; every file named in `manifest` has been checked."""
+    """`folder` is resolved; every file named in `manifest` has been checked. digest: SHA-256 of bundle.json."""
 
     folder: Path
     manifest: Manifest
+    digest: str
 
     def path(self, fact: FileFact) -> Path:
         return self.folder / fact.file
@@ -49,7 +50,8 @@ def open_bundle(folder: Path) -> Bundle:
     if not is_bundle(root):
         raise BadUsage(f"'{folder}' holds no {MANIFEST}, so it is not a bundle; make one: spec-export MODEL -o FOLDER")
     with (root / MANIFEST).open("rb") as file:
-        bundle = Bundle(root, schema.read(file.read(schema.LIMIT + 1)))
+        text = file.read(schema.LIMIT + 1)
+    bundle = Bundle(root, schema.read(text), hashlib.sha256(text).hexdigest())
     facts = schema.files(bundle.manifest)
     _refuse_others(root, {MANIFEST, *(fact.file for fact in facts)}, bundle)
     for fact in facts:
