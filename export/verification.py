@@ -26,11 +26,16 @@ PARITY_LIMIT = 1e-3
 STATIC_ROWS = 40
 
 
+def provisional(candidate: Candidate) -> Bundle:
+    """The candidate as a bundle that was never written, so it has no digest."""
+    return Bundle(candidate.folder, candidate.manifest, digest="")
+
+
 def measured(
     candidate: Candidate, law: ReferenceLaw, bounded: bool, tick: Callable[[int], None]
 ) -> tuple[Quality, Parity | None] | None:
     """Quality of the any-width graph, and parity where it is fp32; None where `bounded` and out of bounds."""
-    session = OrtSession(Bundle(candidate.folder, candidate.manifest))
+    session = OrtSession(provisional(candidate))
     try:
         found = measure(law.reference, session, LIMITS if bounded else None, tick)
         if found is None:
@@ -58,7 +63,7 @@ def _parity(session: Session, law: ReferenceLaw) -> Parity:
 
 def check_static(candidate: Candidate, reference: Reference) -> float:
     """Mean divergence of the fixed-width graphs from the any-width one on a few rows; SpecError past the bound."""
-    bundle = Bundle(candidate.folder, candidate.manifest)
+    bundle = provisional(candidate)
     ids = [int(i) for i in reference.ids[:STATIC_ROWS]]
     widest = max(graph.width or 1 for graph in bundle.graphs("target", "verify"))
     head, tail = ids[:-widest], ids[-widest:]
