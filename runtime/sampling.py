@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,10 @@ from spec_edge.models.contract import BadUsage
 
 COLD = 1e-5
 """A temperature below this is greedy: dividing by it only overflows."""
+
+BLOCK = 256
+POOL = 4096
+"""So many values are sorted rather than split further."""
 
 Floats = NDArray[np.floating]
 
@@ -65,10 +70,13 @@ def _within(name: str, value: float, low: float, high: float) -> None:
 
 @dataclass(frozen=True)
 class Law:
-    """A law over tokens. ids: int64 [n], ascending; p: float64 [n], sums to 1; any other token has probability 0."""
+    """A law over tokens. ids: int64 [n], ascending; p: float [n], sums to 1; any other token has probability 0.
+
+    float64 where a transform left a choice of tokens, the logits' own type where all of them remain.
+    """
 
     ids: NDArray[np.int64]
-    p: NDArray[np.float64]
+    p: Floats
 
 
 def generator(seed: int | None) -> np.random.Generator:
@@ -88,32 +96,38 @@ def law(logits: Floats, history: NDArray[np.int64], sampling: Sampling) -> Law:
     """
     logits = _penalised(logits, history, sampling.repetition_penalty)
     top = logits[_peak(logits)]
-    ids: NDArray[np.int64]
+    ids: NDArray[np.int64] | None = None
     if 0 < sampling.top_k < logits.size:
         ids = np.flatnonzero(logits >= _kth_largest(logits, sampling.top_k))
-        logits = logits[ids]
-    else:
-        ids = np.arange(logits.size)
-    weight = logits.astype(np.float64)
-    weight -= top
-    weight /= sampling.temperature
-    np.exp(weight, out=weight)
-    if sampling.top_p < 1:
+        logits = logits[ids].astype(np.float64)
+    weight = _weights(logits, top, sampling.temperature)
+    if sampling.top_p < 1 or sampling.min_p > 0:
         kept = _nucleus(weight, sampling.top_p)
-        ids, weight = ids[kept], weight[kept]
-    if sampling.min_p > 0:
-        kept = np.flatnonzero(weight >= sampling.min_p)
-        ids, weight = ids[kept], weight[kept]
-    weight /= weight.sum()
-    return Law(ids, weight)
+        kept = np.compress(weight[kept] >= sampling.min_p, kept)
+        ids = kept if ids is None else ids[kept]
+        weight = _weights(logits[kept].astype(np.float64), top, sampling.temperature)
+    # A numpy float64 here would make the division of float32 weights a slow one.
+    weight /= float(weight.sum(dtype=np.float64))
+    return Law(_all(weight.size) if ids is None else ids, weight)
 
 
 def draw(law: Law, rng: np.random.Generator) -> int:
-    """One token from the law."""
-    total = law.p.cumsum()
-    at = int(total.searchsorted(rng.random() * total[-1], side="right"))
-    # The product can round up to the whole mass: then the last token that has any.
-    return int(law.ids[min(at, int(total.searchsorted(total[-1])))])
+    """One token from the law; of a long one first a block of 256, so that no long running sum is built."""
+    if law.p.size <= BLOCK:
+        ends = law.p.cumsum(dtype=np.float64)
+        return int(law.ids[_first_past(ends, rng.random() * ends[-1])])
+    starts = np.arange(0, law.p.size, BLOCK)
+    ends = np.add.reduceat(law.p, starts, dtype=np.float64).cumsum()
+    goal = rng.random() * ends[-1]
+    block = _first_past(ends, goal)
+    inside = law.p[starts[block] : starts[block] + BLOCK].cumsum(dtype=np.float64)
+    at = _first_past(inside, goal - (ends[block - 1] if block else 0.0))
+    return int(law.ids[starts[block] + at])
+
+
+def _first_past(ends: NDArray[np.float64], goal: float) -> int:
+    """First place whose running sum exceeds `goal`; where rounding put `goal` at the end, the last that adds to it."""
+    return min(int(ends.searchsorted(goal, side="right")), int(ends.searchsorted(ends[-1])))
 
 
 def probability(law: Law, token: int) -> float:
@@ -167,26 +181,43 @@ def _kth_largest(values: Floats, k: int, groups: int = 1024) -> np.floating:
     return kth
 
 
-def _nucleus(weight: NDArray[np.float64], top_p: float) -> NDArray[np.intp]:
+@lru_cache(maxsize=4)
+def _all(size: int) -> NDArray[np.int64]:
+    """0..size - 1, kept: a fresh 400 kB at every row costs more in page faults than the rest of the row."""
+    ids = np.arange(size)
+    ids.setflags(write=False)
+    return ids
+
+
+def _weights(logits: Floats, top: np.floating, temperature: float) -> Floats:
+    """exp((logits - top) / T), a new array of the same type."""
+    out: Floats = logits - top
+    out /= temperature
+    return np.exp(out, out=out)
+
+
+def _nucleus(weight: Floats, top_p: float) -> NDArray[np.intp]:
     """Indices, ascending, of the fewest largest weights whose sum reaches `top_p` of the whole; at least one.
 
     Quickselect on mass: split at the mean, go on with the side the cut falls into, sort only what is left.
     """
-    need = top_p * float(weight.sum())
-    above, rest = 0.0, weight
-    for _ in range(32):
-        upper = rest > rest.mean()
-        count = int(np.count_nonzero(upper))
-        if rest.size <= 64 or count in (0, rest.size):
+    if top_p == 1:
+        return _all(weight.size)
+    total = float(weight.sum(dtype=np.float64))
+    need, above = top_p * total, 0.0
+    # All weights at or below this hold less than 1 - top_p together.
+    rest = np.compress(weight > 0.999 * (1 - top_p) * total / weight.size, weight)
+    while rest.size > POOL:
+        pivot = rest.mean()
+        upper = np.compress(rest > pivot, rest)
+        if upper.size in (0, rest.size):
             break
-        mass = above + float(rest[upper].sum())
-        above, rest = (above, rest[upper]) if mass >= need else (mass, rest[~upper])
+        mass = above + float(upper.sum(dtype=np.float64))
+        above, rest = (above, upper) if mass >= need else (mass, np.compress(rest <= pivot, rest))
     rest = np.sort(rest)[::-1]
-    before = above + rest.cumsum() - rest
+    before = above + np.append(0.0, rest[:-1].astype(np.float64).cumsum())
     count = max(1, int(np.count_nonzero(before < need)))
     cut = rest[count - 1]
-    surplus = int(np.count_nonzero(rest[count:] == cut))
+    spare = int(np.count_nonzero(rest[count:] == cut))
     kept = np.flatnonzero(weight >= cut)
-    if surplus:
-        kept = np.setdiff1d(kept, np.flatnonzero(weight == cut)[-surplus:], assume_unique=True)
-    return kept
+    return np.delete(kept, np.flatnonzero(weight[kept] == cut)[-spare:]) if spare else kept

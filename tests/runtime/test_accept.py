@@ -1,0 +1,214 @@
+"""Acceptance gives the target's own law: by enumeration, through the real code, to 1e-12."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from spec_edge.models.contract import SpecError
+from spec_edge.runtime import accept, sampling
+from spec_edge.runtime.draft import EMPTY, Draft, Verdict
+from spec_edge.runtime.sampling import Law, Sampling
+
+V = 4
+Tokens = tuple[int, ...]
+OPTIONS = [
+    Sampling(1.0),
+    Sampling(0.6, top_k=2),
+    Sampling(1.3, top_p=0.7),
+    Sampling(1.0, min_p=0.3),
+    Sampling(1.0, repetition_penalty=1.7),
+    Sampling(0.8, top_k=3, top_p=0.9, min_p=0.05, repetition_penalty=0.6),
+]
+
+
+class Script:
+    """Chance that follows given choices, then takes each first possible one and notes the others."""
+
+    def __init__(self, choices: Tokens) -> None:
+        self.choices, self.weight, self.others, self._at = choices, 1.0, [], 0
+
+    def _choose(self, options: list[tuple[int, float]]) -> int:
+        options = [(o, w) for o, w in options if w > 0]
+        if self._at == len(self.choices):
+            self.others += [(*self.choices, i) for i in range(1, len(options))]
+            self.choices = (*self.choices, 0)
+        option, weight = options[self.choices[self._at]]
+        self._at += 1
+        self.weight *= weight
+        return option
+
+    def accept(self, probability: float) -> bool:
+        return bool(self._choose([(1, probability), (0, 1 - probability)]))
+
+    def pick(self, law: Law) -> int:
+        return self._choose(list(zip(law.ids.tolist(), law.p.tolist(), strict=True)))
+
+
+def outcomes(run: Callable[[Script], Verdict]) -> Iterator[tuple[Verdict, float]]:
+    todo: list[Tokens] = [()]
+    while todo:
+        chance = Script(todo.pop())
+        verdict = run(chance)
+        todo += chance.others
+        yield verdict, chance.weight
+
+
+class Target:
+    """Random logits at every path; its law after the transforms."""
+
+    def __init__(self, seed: int, options: Sampling) -> None:
+        self.seed, self.options = seed, options
+
+    def law(self, path: Tokens) -> Law:
+        logits = np.random.default_rng([self.seed, *path]).normal(size=V) * 1.5
+        return sampling.law(logits, np.array([1, *path]), self.options)
+
+    def p(self, path: Tokens) -> np.ndarray:
+        out = np.zeros(V)
+        law = self.law(path)
+        out[law.ids] = law.p
+        return out
+
+    def joint(self, n: int) -> dict[Tokens, float]:
+        return {
+            t: float(np.prod([self.p(t[:i])[t[i]] for i in range(n)])) for t in itertools.product(range(V), repeat=n)
+        }
+
+
+def add(joint: dict[Tokens, float], target: Target, tokens: Tokens, weight: float, n: int) -> None:
+    """Count an outcome's first n tokens; later steps, if it is shorter, are the target's own."""
+    if len(tokens) >= n:
+        joint[tokens[:n]] += weight
+        return
+    for token, p in enumerate(target.p(tokens)):
+        if p:
+            add(joint, target, (*tokens, token), weight * p, n)
+
+
+def error(joint: dict[Tokens, float], target: Target, n: int) -> float:
+    want = target.joint(n)
+    return max(abs(joint[t] - want[t]) for t in want)
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> Draft:
+    n = draw(st.integers(0, 6))
+    return Draft(
+        tuple(draw(st.integers(0, V - 1)) for _ in range(n)),
+        tuple(draw(st.integers(-1, i - 1)) for i in range(n)),
+        tuple(draw(st.booleans()) or draw(st.booleans()) for _ in range(n)),
+    )
+
+
+@settings(max_examples=150, deadline=None)
+@given(trees(), st.integers(0, 1000), st.sampled_from(OPTIONS))
+def test_point_mass_law_is_exact_for_any_tree(draft: Draft, seed: int, options: Sampling) -> None:
+    target, joint = Target(seed, options), defaultdict(float)
+    for verdict, weight in outcomes(lambda c: accept.sampled(draft, lambda _, path: target.law(path), c)):
+        check(draft, verdict)
+        add(joint, target, verdict.tokens, weight, 3)
+    assert error(joint, target, 3) < 1e-12
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(0, 1000),
+    st.sampled_from(OPTIONS),
+    st.sampled_from(OPTIONS),
+    st.sampled_from([(True, True), (True, False), (False, True)]),
+)
+def test_ratio_law_is_exact_for_a_chain(
+    seed: int, options: Sampling, drafted: Sampling, candidate: tuple[bool, bool]
+) -> None:
+    target, drafter, joint = Target(seed, options), Target(seed + 5000, drafted), defaultdict(float)
+    for tokens in itertools.product(range(V), repeat=2):
+        q = np.stack([drafter.p(()), drafter.p(tokens[:1])])
+        chance = float(q[0, tokens[0]] * q[1, tokens[1]])
+        if not chance:
+            continue
+        draft = Draft(tokens, (-1, 0), candidate, q)
+
+        def run(c: Script, draft: Draft = draft) -> Verdict:
+            return accept.sampled(draft, lambda _, path: target.law(path), c)
+
+        for verdict, weight in outcomes(run):
+            check(draft, verdict)
+            add(joint, target, verdict.tokens, weight * chance, 3)
+    assert error(joint, target, 3) < 1e-12
+
+
+def check(draft: Draft, verdict: Verdict) -> None:
+    """The path is a path of candidates from the root, and its tokens are the verdict's."""
+    assert len(verdict.tokens) == len(verdict.path) + 1
+    before = -1
+    for node, token in zip(verdict.path, verdict.tokens, strict=False):
+        assert draft.parents[node] == before
+        assert draft.candidate[node]
+        assert draft.tokens[node] == token
+        before = node
+
+
+def test_self_draft_is_always_accepted() -> None:
+    target = Target(3, OPTIONS[0])
+    draft = Draft((0, 1), (-1, 0), (True, True), np.stack([target.p(()), target.p((0,))]))
+    assert {len(v.tokens) for v, _ in outcomes(lambda c: accept.sampled(draft, lambda _, p: target.law(p), c))} == {3}
+
+
+def test_laws_are_asked_only_on_the_visited_path() -> None:
+    target, asked = Target(0, Sampling(1.0, top_k=1)), []
+    first = int(target.law(()).ids[0])
+    draft = Draft(((first + 1) % V, 0, first), (-1, 0, -1), (True, True, True))
+
+    def law(row: int, path: Tokens) -> Law:
+        asked.append(row)
+        return target.law(path)
+
+    verdict = accept.sampled(draft, law, accept.Dice(np.random.default_rng(0)))
+    assert verdict.path == (2,)
+    assert asked == [0, 3]
+
+
+def test_a_tree_with_q_is_refused() -> None:
+    draft = Draft((0, 1), (-1, -1), (True, True), np.full((2, V), 0.25))
+    with pytest.raises(SpecError, match="tree"):
+        accept.sampled(draft, lambda _, path: Target(0, OPTIONS[0]).law(path), accept.Dice(np.random.default_rng(0)))
+
+
+@pytest.mark.parametrize("value", [0.0, float("nan"), -1.0])
+def test_a_token_that_its_q_excludes_is_refused(value: float) -> None:
+    draft = Draft((0,), (-1,), (True,), np.full((1, V), value))
+    with pytest.raises(SpecError, match="q"):
+        accept.sampled(draft, lambda _, path: Target(0, OPTIONS[0]).law(path), accept.Dice(np.random.default_rng(0)))
+
+
+@settings(max_examples=200, deadline=None)
+@given(trees(), st.integers(0, 1000))
+def test_greedy_takes_the_longest_path_of_best_tokens(draft: Draft, seed: int) -> None:
+    def best(path: Tokens) -> int:
+        return int(np.random.default_rng([seed, *path]).integers(0, V))
+
+    verdict = accept.greedy(draft, lambda _, path: best(path))
+    check(draft, verdict)
+    assert all(token == best(verdict.tokens[:i]) for i, token in enumerate(verdict.tokens))
+    longest = 0
+    for node in range(len(draft)):
+        path = []
+        while node >= 0:
+            path.append(node)
+            node = draft.parents[node]
+        tokens = tuple(draft.tokens[i] for i in reversed(path))
+        if all(draft.candidate[i] for i in path) and all(t == best(tokens[:i]) for i, t in enumerate(tokens)):
+            longest = max(longest, len(tokens))
+    assert len(verdict.path) == longest
+
+
+def test_greedy_without_a_draft_and_duplicate_siblings() -> None:
+    assert accept.greedy(EMPTY, lambda row, path: 3) == Verdict((), (3,))
+    twice = Draft((1, 1, 2), (-1, -1, 1), (True, True, True))
+    assert accept.greedy(twice, lambda row, path: len(path) + 1) == Verdict((1, 2), (1, 2, 3))
