@@ -1,0 +1,187 @@
+"""The GGUF header reader: sound files, cut files, hostile files."""
+
+from __future__ import annotations
+
+import struct
+import time
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tiny_models import write_gguf
+
+from spec_edge.models.contract import SpecError
+from spec_edge.models.gguf_file import read_gguf
+
+
+def text(value: str) -> bytes:
+    return struct.pack("<Q", len(value.encode())) + value.encode()
+
+
+def key(name: str, code: int, payload: bytes) -> bytes:
+    return text(name) + struct.pack("<I", code) + payload
+
+
+def tensor(name: str, dims: list[int], code: int = 0, offset: int = 0) -> bytes:
+    return text(name) + struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, code, offset)
+
+
+def header(tensors: int = 0, keys: int = 0, version: int = 3, magic: bytes = b"GGUF") -> bytes:
+    return magic + struct.pack("<IQQ", version, tensors, keys)
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    values = np.arange(4 * 64, dtype=np.float32).reshape(4, 64)
+    path = tmp_path_factory.mktemp("sound") / "sound.gguf"
+    keys = {"a.number": 7, "a.real": 0.5, "a.flag": True, "a.text": "é", "a.texts": ["x", "yy"], "a.numbers": [1, 2]}
+    return write_gguf(path, "llama", keys, {"one": (values, "F32"), "two": (values + 1, "Q8_0")})
+
+
+def test_reads_what_the_gguf_package_writes(sound: Path) -> None:
+    file = read_gguf(sound)
+    assert file.meta["general.architecture"] == "llama"
+    assert (file.meta["a.number"], file.meta["a.real"], file.meta["a.flag"]) == (7, 0.5, True)
+    assert (file.meta["a.text"], file.meta["a.texts"]) == ("é", ("x", "yy"))
+    np.testing.assert_array_equal(file.meta["a.numbers"], [1, 2])
+    assert {n: (t.shape, t.kind, t.nbytes) for n, t in file.tensors.items()} == {
+        "one": ((4, 64), "F32", 1024),
+        "two": ((4, 64), "Q8_0", 272),
+    }
+    np.testing.assert_array_equal(file.raw("one").view("<f4"), np.arange(256).reshape(4, 64))
+
+
+def test_every_field_equals_the_gguf_packages_reader(sound: Path) -> None:
+    theirs = gguf.GGUFReader(sound)
+    for entry in theirs.tensors:
+        np.testing.assert_array_equal(read_gguf(sound).raw(entry.name).ravel(), entry.data.view(np.uint8).ravel())
+
+
+def test_nothing_is_held_open(sound: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy.gguf"
+    copy.write_bytes(sound.read_bytes())
+    file = read_gguf(copy)
+    file.raw("one")
+    copy.rename(tmp_path / "moved.gguf")
+    with pytest.raises(SpecError, match="cannot read"):
+        file.raw("one")
+
+
+def test_a_file_cut_after_it_was_opened_is_an_error(sound: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy.gguf"
+    copy.write_bytes(sound.read_bytes())
+    file = read_gguf(copy)
+    copy.write_bytes(sound.read_bytes()[:-64])
+    with pytest.raises(SpecError, match="became shorter"):
+        file.raw("two")
+
+
+def test_every_truncation_names_the_file_and_both_sizes(sound: Path, tmp_path: Path) -> None:
+    whole = sound.read_bytes()
+    cut = tmp_path / "cut.gguf"
+    needed = max(t.offset + t.nbytes for t in read_gguf(sound).tensors.values())
+    for size in [0, 3, 23, 24, 30, 100, 200, needed - 1]:
+        cut.write_bytes(whole[:size])
+        with pytest.raises(SpecError) as caught:
+            read_gguf(cut)
+        message = caught.value.message
+        assert "cut.gguf is truncated" in message and str(size) in message and "\n" not in message
+    assert f"need {needed} bytes, the file has {needed - 1}" in message
+
+
+PAD = b"\0" * 4096
+HOSTILE = {
+    "magic": (b"PK\x03\x04" + PAD, "is not a GGUF file: it begins with"),
+    "version": (header(version=1) + PAD, "version 1, 2 and 3 are supported"),
+    "big-endian": (header(version=3 << 24) + PAD, "big-endian"),
+    "keys": (header(keys=1 << 17) + PAD, "131072 keys, at most 65536"),
+    "tensors": (header(tensors=1 << 21) + PAD, "2097152 tensors, at most 1048576"),
+    "tensors past the end": (header(tensors=1 << 20) + PAD, "is truncated"),
+    "keys past the end": (header(keys=1 << 16) + PAD, "is truncated"),
+    "string": (header(keys=1) + struct.pack("<Q", 1 << 40) + PAD, "a string of 1099511627776 bytes"),
+    "string past the end": (header(keys=1) + struct.pack("<Q", 1 << 19) + PAD, "is truncated"),
+    "not UTF-8": (header(keys=1) + struct.pack("<Q", 2) + b"\xff\xfe" + PAD, "not UTF-8"),
+    "empty key": (header(keys=1) + PAD, "an empty key"),
+    "value type": (header(keys=1) + key("k", 13, b"") + PAD, "unknown type 13"),
+    "array type": (header(keys=1) + key("k", 9, struct.pack("<IQ", 9, 1)) + PAD, "an array of type 9"),
+    "array": (header(keys=1) + key("k", 9, struct.pack("<IQ", 8, 1 << 30)) + PAD, "1073741824 array elements"),
+    "array past the end": (header(keys=1) + key("k", 9, struct.pack("<IQ", 8, 1 << 22)) + PAD, "is truncated"),
+    "same key": (header(keys=2) + key("k", 0, b"\1") * 2 + PAD, "'k' appears twice"),
+    "dimensions": (header(tensors=1) + tensor("t", [1] * 5) + PAD, "has 5 dimensions"),
+    "no dimensions": (header(tensors=1) + tensor("t", []) + PAD, "has 0 dimensions"),
+    "zero": (header(tensors=1) + tensor("t", [4, 0]) + PAD, r"has shape \[4, 0\]"),
+    "huge": (header(tensors=1) + tensor("t", [1 << 62] * 4) + PAD, "is truncated: its tensors need"),
+    "tensor type": (header(tensors=1) + tensor("t", [4], 999) + PAD, "'t' is of unknown type 999"),
+    "block": (header(tensors=1) + tensor("t", [33], 2) + PAD, "which Q4_0 blocks of 32 cannot fill"),
+    "offset": (header(tensors=1) + tensor("t", [4], 0, 4) + PAD, "not aligned to 32"),
+    "far offset": (header(tensors=1) + tensor("t", [4], 0, 1 << 63) + PAD, "is truncated"),
+    "same tensor": (header(tensors=2) + tensor("t", [4]) * 2 + PAD, "'t' appears twice"),
+    "alignment": (
+        header(tensors=1, keys=1) + key("general.alignment", 4, struct.pack("<I", 48)) + tensor("t", [4]) + PAD,
+        "alignment 48 is not a power of two",
+    ),
+    "large alignment": (
+        header(tensors=1, keys=1) + key("general.alignment", 4, struct.pack("<I", 1 << 21)) + tensor("t", [4]) + PAD,
+        "alignment 2097152 is not",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_headers_are_refused_at_once(name: str, tmp_path: Path) -> None:
+    content, message = HOSTILE[name]
+    path = tmp_path / "hostile.gguf"
+    path.write_bytes(content)
+    began = time.perf_counter()
+    with pytest.raises(SpecError, match=message) as caught:
+        read_gguf(path)
+    assert time.perf_counter() - began < 0.5
+    assert "\n" not in caught.value.message and len(caught.value.message) < 400
+
+
+def test_strings_are_capped_in_all(tmp_path: Path) -> None:
+    count = 70
+    big = struct.pack("<Q", 1 << 20) + b"x" * (1 << 20)
+    path = tmp_path / "strings.gguf"
+    path.write_bytes(header(keys=1) + key("k", 9, struct.pack("<IQ", 8, count)) + big * count)
+    with pytest.raises(SpecError, match="more than 67108864 bytes of strings"):
+        read_gguf(path)
+
+
+def test_array_elements_are_capped_in_all(tmp_path: Path) -> None:
+    part = struct.pack("<IQ", 0, 1 << 21) + b"\0" * (1 << 21)
+    path = tmp_path / "arrays.gguf"
+    path.write_bytes(header(keys=3) + b"".join(key(f"k{i}", 9, part) for i in range(3)))
+    with pytest.raises(SpecError, match="more than 4194304 array elements in all"):
+        read_gguf(path)
+
+
+@given(
+    edits=st.lists(st.tuples(st.integers(0, 1023), st.integers(0, 255)), max_size=6),
+    cut=st.integers(0, 2048),
+)
+@settings(max_examples=300, deadline=1000, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_damaged_headers_never_crash(sound: Path, tmp_path: Path, edits: list[tuple[int, int]], cut: int) -> None:
+    content = bytearray(sound.read_bytes())
+    for at, value in edits:
+        content[at % len(content)] = value
+    path = tmp_path / "damaged.gguf"
+    path.write_bytes(content[:cut])
+    try:
+        file = read_gguf(path)
+    except SpecError as error:
+        assert "\n" not in error.message
+        return
+    for name in file.tensors:
+        file.raw(name)
+
+
+@pytest.mark.real
+def test_the_real_header_is_read_in_under_a_second(smollm2_gguf: Path) -> None:
+    began = time.perf_counter()
+    file = read_gguf(smollm2_gguf)
+    assert time.perf_counter() - began < 1.0
+    assert len(file.meta) == 33 and len(file.tensors) == 272
