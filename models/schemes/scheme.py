@@ -64,7 +64,7 @@ def rounded(
 ) -> BlockTensor:
     """Round w [N, blocks, block] to nearest on the symmetric grid of `bits`.
 
-    scales  float32 [n, blocks, block] -> [n, blocks]; a scale of 0 stands for a block of zeros
+    scales  float32 [n, blocks, block] -> [n, blocks]; a scale of 0, or too small to divide by, makes a block of zeros
     """
     zero = 1 << (bits - 1)
     q = np.empty(w.shape, np.uint8)
@@ -79,7 +79,7 @@ def rounded(
 def grid(w: NDArray[np.float32], scale: NDArray[np.float32], bits: int) -> NDArray[np.float32]:
     """w / scale rounded to nearest, ties to even, clipped to [-2^(bits-1), 2^(bits-1)); as float32."""
     zero = 1 << (bits - 1)
-    inverse = np.divide(1.0, scale, out=np.zeros_like(scale), where=scale != 0)
+    inverse = np.divide(1.0, scale, out=np.zeros_like(scale), where=np.abs(scale) >= np.finfo(np.float32).tiny)
     steps = w * inverse[..., None]
     np.rint(steps, out=steps)
     clipped: NDArray[np.float32] = np.clip(steps, -zero, zero - 1, out=steps)

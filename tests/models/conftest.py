@@ -118,7 +118,7 @@ def quantised(weights: DictWeights, bits: int, block: int, offset: bool, seed: i
             continue
         n, k = w.shape
         q = rng.integers(0, 1 << bits, (n, k // block, block)).astype(np.uint8)
-        scale = (rng.uniform(0.5, 1.5, q.shape[:2]) * 1.5 / np.sqrt(k) / (1 << (bits - 2))).astype(np.float32)
+        scale = (rng.uniform(0.5, 1.5, q.shape[:2]) / np.sqrt(k) / (1 << (bits - 2))).astype(np.float32)
         shift = rng.normal(0, 0.5 / np.sqrt(k), q.shape[:2]).astype(np.float32) if offset else None
         packed[name] = BlockTensor(bits, block, q, scale, shift)
         tensors[name] = packed[name].dense()
