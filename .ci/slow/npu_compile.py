@@ -66,13 +66,12 @@ def main() -> int:
         rows.append(f"| {graph['role']}, S = {graph['width']} | " + " | ".join(cells) + " |")
         print(rows[-1], flush=True)
     facts, table = manifest["model"], "\n".join(rows)
-    out.write_text(
-        f"# NPU compilers on the portable graphs\n\n{facts['name']}, precision {manifest['precision']}, "
-        'whole model in one graph. Made by `.ci/slow/npu_compile.py`; no NPU was used. "Compiles for", not "runs on"; milliseconds are '
-        "the compiler's own cost-model estimate of one inference (norms and rotary embedding count as zero in it).\n\n"
-        f"{table}\n",
-        encoding="utf-8",
+    about = (
+        f"{facts['name']}, precision {manifest['precision']}, whole model in one graph. Made by "
+        "`.ci/slow/npu_compile.py`; no NPU was used. Compiles for, not runs on; milliseconds are the compiler's own "
+        "cost-model estimate of one inference (norms and rotary embedding count as zero in it)."
     )
+    out.write_text(f"# NPU compilers on the portable graphs\n\n{about}\n\n{table}\n", encoding="utf-8")
     return int("fails" in table)
 
 
