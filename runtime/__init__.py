@@ -1,1 +1,21 @@
 """Bundle to text: `spec-edge` and the embedding API."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from spec_edge.models.contract import SpecError
+
+if TYPE_CHECKING:
+    from spec_edge.runtime.api import LLM, Generation, Stream, load
+
+__all__ = ["LLM", "Generation", "SpecError", "Stream", "load"]
+
+
+def __getattr__(name: str) -> Any:
+    """The API on first use: a program that only asks for help loads no ONNX Runtime."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from spec_edge.runtime import api
+
+    return getattr(api, name)

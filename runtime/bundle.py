@@ -62,7 +62,7 @@ def open_bundle(folder: Path) -> Bundle:
 
 
 def _fix(bundle: Bundle) -> str:
-    return f"export it again: spec-export {bundle.manifest.source.name} -o '{bundle.folder}'"
+    return f"export it again: spec-export {bundle.manifest.source.name} -o '{bundle.folder}' --force"
 
 
 def _refuse_others(root: Path, known: set[str], bundle: Bundle) -> None:

@@ -18,6 +18,9 @@ from spec_edge.runtime.draft import EMPTY, Context, Draft, Output, Verdict
 from spec_edge.runtime.drafters.options import DrafterOptions
 from spec_edge.runtime.drafters.prompt_lookup import NgramIndex, continuation
 
+READS = ("cost",)
+"""Options of `create` that take time to find out and are worth it here."""
+
 DRAFT_TOKENS = 15
 MARGIN = 1.03
 """Gain that a draft must promise over plain decoding: estimates and curves are a few per cent off."""

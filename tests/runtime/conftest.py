@@ -273,3 +273,11 @@ def remake() -> Callable[..., None]:
         path.write_bytes(schema.write(dataclasses.replace(schema.read(path.read_bytes()), **fields)))
 
     return change
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's cache folder, empty, for one test (child processes included)."""
+    for name in ("XDG_CACHE_HOME", "LOCALAPPDATA", "HOME"):
+        monkeypatch.setenv(name, str(tmp_path / "cache"))
+    return tmp_path / "cache"

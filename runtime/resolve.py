@@ -1,0 +1,158 @@
+"""What the user calls a model, to the folder of a bundle.
+
+Enters: a bundle's folder, a GGUF file, a Hugging Face folder, a hub id or an alias. Leaves: a bundle's folder. Anything
+but a bundle is exported on first use into the user's cache folder, by `spec-export` in a child process, whose
+progress goes to standard error. A folder in the cache is complete: it is renamed into place at the end.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
+
+import platformdirs
+
+from spec_edge.models.contract import FORMAT, BadUsage, SpecError
+from spec_edge.runtime.bundle import is_bundle
+
+DEFAULT = "smollm2-135m"
+ALIASES = (DEFAULT,)
+PIP = 'pip install "spec-edge[export]"'
+NEEDED = ("onnx", "gguf", "safetensors")
+"""What the export extra installs; without it only bundles run."""
+
+STALE_S = 6 * 3600
+"""A leftover this old belongs to an export that was killed, not to one that runs."""
+
+CHILD_S = 15.0
+"""How long an interrupted export may take to clean up."""
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
+
+
+def bundle_folder(model: str, cache: Path | None = None) -> Path:
+    """The bundle that `model` names, exported first if need be. BadUsage: nothing is called that."""
+    path = Path(model).expanduser()
+    if is_bundle(path):
+        return path
+    identity = _identity(model, path)
+    folder = (cache or cache_folder()) / _key(identity)
+    if not is_bundle(folder):
+        _require_export(model)
+        _export(identity[0], folder)
+    return folder
+
+
+def cache_folder() -> Path:
+    """Where bundles made on first use lie."""
+    return platformdirs.user_cache_path("spec-edge", appauthor=False) / "bundles"
+
+
+def _identity(model: str, path: Path) -> list[str]:
+    """The argument for spec-export, and what changes when the model does."""
+    if path.is_file():
+        return _stamps(path.resolve(), [path.resolve()])
+    if (path / "config.json").is_file():
+        parts = (p for p in path.resolve().iterdir() if p.suffix in (".json", ".safetensors"))
+        return _stamps(path.resolve(), sorted(parts))
+    if path.is_dir():
+        raise BadUsage(f"'{model}' is neither a bundle (no bundle.json) nor a model (no config.json)")
+    if model in ALIASES or _HUB_ID.fullmatch(model):
+        return [model]
+    raise BadUsage(
+        f"'{model}' does not exist; name a bundle, a GGUF file, a Hugging Face folder, "
+        f"a hub id (org/name) or an alias ({', '.join(ALIASES)})"
+    )
+
+
+def _stamps(model: Path, files: Iterable[Path]) -> list[str]:
+    facts = ((file, file.stat()) for file in files)
+    return [str(model), *(f"{file} {info.st_size} {info.st_mtime_ns}" for file, info in facts)]
+
+
+def _key(identity: list[str]) -> str:
+    """A readable folder name; the same model exported by another version is another bundle."""
+    text = json.dumps([*identity, version("spec-edge"), FORMAT])
+    name = re.sub(r"[^a-z0-9]+", "-", Path(identity[0]).name.lower()).strip("-")
+    return f"{name[:40] or 'model'}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+def _require_export(model: str) -> None:
+    if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
+        raise SpecError(f"'{model}' must be exported first, and {missing[0]} is not installed: {PIP}")
+
+
+def _export(model: str, folder: Path) -> None:
+    """Into a folder of this process's own, then renamed: of two exports at once, the second to end is dropped."""
+    work = folder.with_name(f"{folder.name}.new-{os.getpid()}")
+    try:
+        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _sweep(folder.parent)
+    except OSError as error:
+        raise SpecError(
+            f"cannot write the cache folder {folder.parent} ({error.strerror}); export it elsewhere: "
+            f"spec-export {model} -o FOLDER, then -m FOLDER"
+        ) from error
+    try:
+        _run_child(model, work)
+        with suppress(OSError):  # another process was first: a folder with files is never replaced
+            work.rename(folder)
+        if not is_bundle(folder):
+            raise SpecError(f"cannot move the new bundle to {folder}; check the permissions of the folder")
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _run_child(model: str, output: Path) -> None:
+    """`spec-export`; its output, also its summary, goes to standard error, since ours is the answer."""
+    command = [sys.executable, "-m", "spec_edge.export", model, "-o", str(output)]
+    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=_standard_error())
+    try:
+        code = child.wait()
+    except BaseException:
+        _end(child)
+        shutil.rmtree(output.with_name(f".{output.name}.partial-{child.pid}"), ignore_errors=True)
+        raise
+    if code == 130:
+        raise KeyboardInterrupt
+    if code != 0:
+        error = BadUsage if code == 2 else SpecError
+        raise error(f"the export of '{model}' failed; the reason is above")
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """Ctrl-C reaches the child too, and it cleans up; one that does not end is told, then made to."""
+    for then in (child.terminate, child.kill):
+        with suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
+            child.wait(CHILD_S)
+            return
+        then()
+    child.wait()
+
+
+def _standard_error() -> int:
+    """The descriptor of standard error, which a windowed program may not have."""
+    try:
+        os.fstat(2)
+    except OSError:
+        return subprocess.DEVNULL
+    return 2
+
+
+def _sweep(cache: Path) -> None:
+    """Remove what killed exports left behind."""
+    for path in cache.iterdir():
+        with suppress(OSError):
+            if (".new-" in path.name or ".partial-" in path.name) and time.time() - path.stat().st_mtime > STALE_S:
+                shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,152 @@
+"""What `-m` may name, and the export on first use."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spec_edge.models.contract import BadUsage, SpecError
+from spec_edge.runtime import resolve
+from spec_edge.runtime.resolve import bundle_folder
+
+MAKE = "import sys, pathlib; p = pathlib.Path(sys.argv[-1]); p.mkdir(); (p / 'bundle.json').write_text('{}')"
+Exporter = Callable[[str], list[list[str]]]
+
+
+@pytest.fixture
+def exporter(monkeypatch: pytest.MonkeyPatch) -> Exporter:
+    """Runs a script instead of spec-export; the list grows by each command that would have run."""
+
+    def replace(script: str) -> list[list[str]]:
+        commands: list[list[str]] = []
+        popen = subprocess.Popen
+
+        def start(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+            commands.append(command)
+            return popen([sys.executable, "-c", script, command[-1]], **options)
+
+        monkeypatch.setattr(resolve.subprocess, "Popen", start)
+        return commands
+
+    return replace
+
+
+@pytest.fixture
+def gguf(tmp_path: Path) -> Path:
+    path = tmp_path / "My Model.gguf"
+    path.write_bytes(b"GGUF")
+    return path
+
+
+def test_a_bundle_is_itself(tiny: Path, tmp_path: Path) -> None:
+    assert bundle_folder(str(tiny), tmp_path) == tiny
+
+
+def test_a_file_is_exported_once(gguf: Path, tmp_path: Path, exporter: Exporter) -> None:
+    commands = exporter(MAKE)
+    folder = bundle_folder(str(gguf), tmp_path / "c")
+    assert folder.name.startswith("my-model-gguf-") and (folder / "bundle.json").is_file()
+    assert bundle_folder(str(gguf), tmp_path / "c") == folder
+    assert len(commands) == 1 and commands[0][1:5] == ["-m", "spec_edge.export", str(gguf.resolve()), "-o"]
+    assert [p.name for p in folder.parent.iterdir()] == [folder.name]
+    gguf.write_bytes(b"GGUF2")
+    assert bundle_folder(str(gguf), tmp_path / "c") != folder
+
+
+def test_aliases_hub_ids_and_folders(tmp_path: Path, exporter: Exporter) -> None:
+    commands = exporter(MAKE)
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf" / "config.json").write_text("{}")
+    names = ["smollm2-135m", "org/name", str(tmp_path / "hf")]
+    folders = {bundle_folder(name, tmp_path / "c") for name in names}
+    assert len(folders) == 3
+    assert [c[3] for c in commands] == [*names[:2], str((tmp_path / "hf").resolve())]
+
+
+@pytest.mark.parametrize(
+    "name", ["none.gguf", "smollm", "a/b/c", "../x", "/nowhere/at/all", "-o", "org/name:tag", "", "https://x.y/z"]
+)
+def test_what_does_not_exist(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exporter: Exporter) -> None:
+    monkeypatch.chdir(tmp_path)
+    commands = exporter(MAKE)
+    with pytest.raises(BadUsage, match=r"does not exist; name a bundle|neither a bundle"):
+        bundle_folder(name, tmp_path / "c")
+    assert not commands
+
+
+def test_a_folder_of_something_else(tmp_path: Path) -> None:
+    with pytest.raises(BadUsage, match=r"neither a bundle .* nor a model"):
+        bundle_folder(str(tmp_path), tmp_path / "c")
+
+
+def test_without_the_extra(gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resolve, "NEEDED", ("no_such_package",))
+    with pytest.raises(SpecError, match=r'no_such_package is not installed: pip install "spec-edge\[export\]"'):
+        bundle_folder(str(gguf), tmp_path / "c")
+
+
+@pytest.mark.parametrize(("code", "error"), [(1, SpecError), (2, BadUsage)])
+def test_a_failed_export(gguf: Path, tmp_path: Path, exporter: Exporter, code: int, error: type[SpecError]) -> None:
+    exporter(MAKE + f"; sys.exit({code})")
+    with pytest.raises(error, match="failed; the reason is above") as caught:
+        bundle_folder(str(gguf), tmp_path / "c")
+    assert caught.value.exit_code == code
+    assert list((tmp_path / "c").iterdir()) == []
+
+
+def test_an_interrupted_export(gguf: Path, tmp_path: Path, exporter: Exporter) -> None:
+    exporter(MAKE + "; sys.exit(130)")
+    with pytest.raises(KeyboardInterrupt):
+        bundle_folder(str(gguf), tmp_path / "c")
+    assert list((tmp_path / "c").iterdir()) == []
+
+
+def test_ctrl_c_ends_a_child_that_did_not_hear_it(
+    gguf: Path, tmp_path: Path, exporter: Exporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resolve, "CHILD_S", 0.2)
+    children: list[subprocess.Popen[bytes]] = []
+    popen, wait = subprocess.Popen, subprocess.Popen.wait
+    exporter("import sys, time, pathlib; pathlib.Path(sys.argv[-1]).mkdir(); time.sleep(60)")
+
+    def interrupted(child: subprocess.Popen[bytes], timeout: float | None = None) -> int:
+        children.append(child)
+        if timeout is None and child.poll() is None and len(children) == 1:
+            raise KeyboardInterrupt
+        return wait(child, timeout)
+
+    monkeypatch.setattr(popen, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        bundle_folder(str(gguf), tmp_path / "c")
+    assert children[0].returncode is not None
+    assert list((tmp_path / "c").iterdir()) == []
+
+
+def test_two_exports_at_once(gguf: Path, tmp_path: Path, exporter: Exporter) -> None:
+    """While this one runs, another process publishes the same bundle: it stays, ours is dropped."""
+    rival = "; q = p.parent / p.name.split('.new-')[0]; q.mkdir(); (q / 'bundle.json').write_text('rival')"
+    exporter(MAKE + rival)
+    folder = bundle_folder(str(gguf), tmp_path / "c")
+    assert (folder / "bundle.json").read_text() == "rival"
+    assert [p.name for p in folder.parent.iterdir()] == [folder.name]
+
+
+def test_a_cache_that_cannot_be_written(gguf: Path, tmp_path: Path, exporter: Exporter) -> None:
+    exporter(MAKE)
+    (tmp_path / "c").write_text("a file")
+    with pytest.raises(SpecError, match=r"cannot write the cache folder .* -o FOLDER, then -m FOLDER"):
+        bundle_folder(str(gguf), tmp_path / "c")
+
+
+def test_old_leftovers_go(gguf: Path, tmp_path: Path, exporter: Exporter, monkeypatch: pytest.MonkeyPatch) -> None:
+    exporter(MAKE)
+    old = tmp_path / "c" / "x.new-1"
+    old.mkdir(parents=True)
+    monkeypatch.setattr(resolve, "STALE_S", -1)
+    bundle_folder(str(gguf), tmp_path / "c")
+    assert not old.exists()
