@@ -1,3 +1,4 @@
+# ruff: noqa: ARG005 (stand-ins for protocols take what those take)
 """Acceptance gives the target's own law: by enumeration, through the real code, to 1e-12."""
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from spec_edge.models.contract import SpecError
 from spec_edge.runtime import accept, sampling
 from spec_edge.runtime.draft import EMPTY, Draft, Verdict

@@ -1,14 +1,17 @@
+# ruff: noqa: ARG001, ARG002, ARG005 (stand-ins for protocols take what those take)
 """The loop over the toy target: whatever a drafter does, the text is the target's own."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from spec_edge.models.contract import BadUsage, SpecError
 from spec_edge.runtime.draft import EMPTY, Context, Draft, Output, Verdict
 from spec_edge.runtime.drafters import plain
@@ -66,10 +69,10 @@ def oracle(seed: int, grain: float = 0.0) -> list[int]:
 @st.composite
 def any_draft(draw: st.DrawFn) -> Draft:
     n = draw(st.integers(0, 12))
-    chain = draw(st.booleans())
+    straight = draw(st.booleans())
     return Draft(
         tuple(draw(st.integers(-3, V + 3)) for _ in range(n)),
-        tuple(i - 1 if chain else draw(st.integers(-1, i - 1)) for i in range(n)),
+        tuple(i - 1 if straight else draw(st.integers(-1, i - 1)) for i in range(n)),
         tuple(draw(st.integers(0, 4)) > 0 for _ in range(n)),
     )
 
@@ -128,7 +131,7 @@ def same_as_plain(drafter: Scripted, seed: int, grain: float, limits: Limits) ->
     engine = Engine(toy(seed, grain), drafter, Sampling(), limits)
     chunks = list(engine.generate(PROMPT))
     assert all(chunks)
-    assert sum(chunks, []) == engine.tokens == want.tokens
+    assert list(chain.from_iterable(chunks)) == engine.tokens == want.tokens
     assert engine.ids == want.ids
     assert engine.finish_reason == want.finish_reason
     assert engine.session.length == len(engine.ids) - 1
@@ -331,7 +334,7 @@ def test_garbage_logits_name_the_step_and_keep_the_text(options: Sampling) -> No
     session.nan = {3}
     engine = Engine(session, plain.create(DrafterOptions()), options, Limits())
     got: list[int] = []
-    with pytest.raises(SpecError, match="step 3: .*nan") as e:
+    with pytest.raises(SpecError, match=r"step 3: .*nan") as e:
         for chunk in engine.generate(PROMPT):
             got += chunk
     assert "\n" not in str(e.value)
@@ -351,7 +354,9 @@ def test_garbage_at_prefill() -> None:
 def test_a_failed_step_can_be_taken_again() -> None:
     session = Broken(V, CAPACITY, 8)
     session.fail = {4}
-    engine = Engine(session, Scripted(ADVERSARIES["always right"](oracle(0)[:20])), Sampling(), Limits(max_new_tokens=30))
+    engine = Engine(
+        session, Scripted(ADVERSARIES["always right"](oracle(0)[:20])), Sampling(), Limits(max_new_tokens=30)
+    )
     with pytest.raises(RuntimeError):
         list(engine.generate(PROMPT))
     while not engine.finish_reason:
@@ -367,7 +372,7 @@ def test_leaving_the_loop_and_going_on() -> None:
             break
     assert engine.session.length == len(engine.ids) - 1
     rows = engine.session.length
-    longer = engine.ids + [2]
+    longer = [*engine.ids, 2]
     list(engine.generate(longer, reuse=True))
     assert engine.ids[: len(longer)] == longer
     rebuilt(engine.session, engine.ids, 0)

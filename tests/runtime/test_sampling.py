@@ -7,10 +7,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers.generation import logits_process as hf
+
 from spec_edge.models.contract import BadUsage
 from spec_edge.runtime import sampling
 from spec_edge.runtime.sampling import Law, Sampling
-from transformers.generation import logits_process as hf
 
 EMPTY = np.empty(0, np.int64)
 
