@@ -1,8 +1,9 @@
 """The blocks that decoders are made of, as free functions that add nodes to a graph.
 
-Enters: a graph, value names and stored weights. Leaves: value names. Activations are [1, S, features]. Operators used
-here: Add Cast Concat Gather Gemm MatMul Mul ReduceSum Reshape Sigmoid Split Squeeze Unsqueeze, and for quantised
-weights com.microsoft's MatMulNBits and GatherBlockQuantized.
+Enters: a graph, value names and stored weights. Leaves: value names. Activations are [S, features], without the batch
+axis: Gemm takes two axes, and adds a quantised matrix's offset term in the same operator. Operators used here: Add Cast
+Gather Gemm MatMul Mul ReduceSum Reshape Sigmoid Split Unsqueeze, and for quantised weights com.microsoft's MatMulNBits
+and GatherBlockQuantized.
 """
 
 from __future__ import annotations
@@ -43,21 +44,15 @@ class Site:
 
 
 def matmul(site: Site, matrix: Matrix, x: str, name: str) -> str:
-    """x W^T for x [1, S, K]: [1, S, N]."""
+    """x W^T for x [S, K]: [S, N]."""
     match matrix:
         case Dense():
             return site.graph.op("MatMul", (x, site.weight(matrix.weight)), f"{name}/MatMul")
         case DenseRows():
-            return _rows_matmul(site, matrix, x, name)
+            # Reads [N, K] as it lies, so that a tied table is stored once; a Transpose would copy it at session load.
+            return site.graph.op("Gemm", (x, site.weight(matrix.weight)), f"{name}/Gemm", {"transB": 1})
         case Blocks():
             return _blocks_matmul(site, matrix, x, name)
-
-
-def _rows_matmul(site: Site, matrix: DenseRows, x: str, name: str) -> str:
-    # Gemm reads [N, K] as it lies, so that a tied table is stored once; a Transpose would copy it when a session loads.
-    rows = site.graph.op("Squeeze", (x, site.ints(0)), f"{name}/Squeeze")
-    y = site.graph.op("Gemm", (rows, site.weight(matrix.weight)), f"{name}/Gemm", {"transB": 1})
-    return site.graph.op("Unsqueeze", (y, site.ints(0)), f"{name}/Unsqueeze")
 
 
 def _blocks_matmul(site: Site, matrix: Blocks, x: str, name: str) -> str:
@@ -74,18 +69,22 @@ def _blocks_matmul(site: Site, matrix: Blocks, x: str, name: str) -> str:
     if matrix.offset is None:
         return y
     offset = site.graph.stored(matrix.offset[site.dtype])
-    term = site.graph.op("MatMul", (block_sums(site, x, k, matrix.block), offset), f"{name}/offset/MatMul")
-    return site.graph.op("Add", (y, term), f"{name}/offset/Add")
+    return site.graph.op("Gemm", (block_sums(site, matrix, x), offset, y), f"{name}/offset/Gemm")
 
 
-def block_sums(site: Site, x: str, k: int, block: int) -> str:
-    """[1, S, K / block]: sums of x over the blocks, computed once per x.
+def block_sums(site: Site, matrix: Blocks, x: str) -> str:
+    """[S, K / block]: sums of x over the blocks, computed once per x.
 
     With w = scale (q - zero) + offset, the offset's part of x W^T is blocksum(x) offset^T.
     """
 
+    k, block = matrix.shape[1], matrix.block
+
     def make() -> str:
-        shape = site.ints(1, -1, k // block, block)
+        if matrix.members is not None:
+            members = site.graph.stored(matrix.members[site.dtype])
+            return site.graph.op("MatMul", (x, members), f"{x}/block_sums{block}")
+        shape = site.ints(-1, k // block, block)
         blocks = site.graph.op("Reshape", (x, shape), f"{x}/blocks{block}")
         return site.graph.op("ReduceSum", (blocks, site.ints(-1)), f"{x}/block_sums{block}", {"keepdims": 0})
 
@@ -106,7 +105,7 @@ def project(site: Site, group: tuple[Linear, ...], x: str, path: str) -> tuple[s
 
 
 def embed(site: Site, table: DenseRows | Blocks, ids: str, path: str) -> str:
-    """Rows of the table [V, H] for ids [1, S]: [1, S, H]."""
+    """Rows of the table [V, H] for ids [S]: [S, H]."""
     if isinstance(table, Blocks):
         return _blocks_embed(site, table, ids, path)
     rows = site.graph.op("Gather", (site.graph.stored(table.weight), ids), f"{path}/Gather", {"axis": 0})
@@ -124,13 +123,13 @@ def _blocks_embed(site: Site, table: Blocks, ids: str, path: str) -> str:
     offset = site.graph.stored(table.offset_rows[site.dtype])
     per_block = site.graph.op("Gather", (offset, ids), f"{path}/offset/Gather", {"axis": 0})
     column = site.graph.op("Unsqueeze", (per_block, site.ints(-1)), f"{path}/offset/Unsqueeze")
-    blocks = site.graph.op("Reshape", (rows, site.ints(1, -1, k // table.block, table.block)), f"{path}/offset/blocks")
+    blocks = site.graph.op("Reshape", (rows, site.ints(-1, k // table.block, table.block)), f"{path}/offset/blocks")
     exact = site.graph.op("Add", (blocks, column), f"{path}/offset/Add")
-    return site.graph.op("Reshape", (exact, site.ints(1, -1, k)), f"{path}/offset/Reshape")
+    return site.graph.op("Reshape", (exact, site.ints(-1, k)), f"{path}/offset/Reshape")
 
 
 def swiglu(site: Site, gate_up: tuple[str, ...], path: str) -> str:
-    """silu(gate) * up, of a merged [1, S, 2I] or of both apart: [1, S, I]."""
+    """silu(gate) * up, of a merged [S, 2I] or of both apart: [S, I]."""
     gate, up = gate_up if len(gate_up) == 2 else site.graph.split(gate_up[0], 2, -1, f"{path}/Split")
     sigmoid = site.graph.op("Sigmoid", (gate,), f"{path}/act/Sigmoid")
     silu = site.graph.op("Mul", (gate, sigmoid), f"{path}/act/Mul")

@@ -31,15 +31,17 @@ def build(config: ModelConfig, stored: Stored, form: Form) -> tuple[onnx.ModelPr
     how = lowering(form.lowering)
     hidden = _layers(parts, how)
     logits = matmul(site, stored.head, _asked_rows(parts, hidden), "/lm_head")
-    site.graph.rename({hidden: "hidden", logits: "logits"})
+    for value, name in ((hidden, "hidden"), (logits, "logits")):
+        site.graph.rename({site.graph.op("Unsqueeze", (value, site.ints(0)), f"/{name}/Unsqueeze"): name})
     signature = Signature(form, _inputs(parts, how), _outputs(parts, how))
     return site.graph.model(form.name, signature.inputs, signature.outputs), signature
 
 
 def _layers(build: Build, how: Lowering) -> str:
-    """The final normed hidden state [1, S, H]."""
+    """The final normed hidden state [S, H]."""
     site, stored = build.site, build.stored
-    x = embed(site, stored.embedding, "input_ids", "/embed_tokens")
+    ids = site.graph.op("Squeeze", ("input_ids", site.ints(0)), "/input_ids/Squeeze")
+    x = embed(site, stored.embedding, ids, "/embed_tokens")
     normed = how.norm(build, x, stored.norms["model.layers.0.input_layernorm"], "/layers.0/input_layernorm")
     for i in range(build.config.layers):
         name, path = f"model.layers.{i}", f"/layers.{i}"
@@ -67,7 +69,7 @@ def _asked_rows(build: Build, hidden: str) -> str:
     if build.form.role == "verify":
         return hidden
     rows = "rows" if build.form.width is None else build.site.ints(build.form.width - 1)
-    return build.site.graph.op("Gather", (hidden, rows), "/rows/Gather", {"axis": 1})
+    return build.site.graph.op("Gather", (hidden, rows), "/rows/Gather", {"axis": 0})
 
 
 def _inputs(build: Build, how: Lowering) -> tuple[TensorSpec, ...]:

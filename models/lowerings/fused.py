@@ -1,7 +1,8 @@
 """fused: ONNX Runtime's own decoder operators over one past = present buffer of M slots.
 
 Operators: com.microsoft's GroupQueryAttention (which also rotates q and k and writes the new rows into the buffer) and
-SkipSimplifiedLayerNormalization, and ONNX Runtime's SimplifiedLayerNormalization.
+SkipSimplifiedLayerNormalization, ONNX Runtime's SimplifiedLayerNormalization, and Unsqueeze and Squeeze for the batch
+axis that GroupQueryAttention wants.
 
     qkv --> GroupQueryAttention <-- past_key.i, past_value.i [1, KVH, M, D], bias [1, 1, S, M]
                 |-> attention output          |-> present_key.i, present_value.i (bound to the same memory)
@@ -68,8 +69,9 @@ def add_norm(build: Build, x: str, y: str, gamma: ByDtype, path: str) -> tuple[s
 
 def attend(build: Build, projections: tuple[str, ...], layer: int) -> str:
     """Rotation, cache and attention in one operator."""
-    site, config = build.site, build.config
-    qkv = projections if len(projections) == 3 else (projections[0], "", "")
+    site, config, path = build.site, build.config, f"/layers.{layer}/attn/GroupQueryAttention"
+    batched = [site.graph.op("Unsqueeze", (x, site.ints(0)), f"{x}/Unsqueeze") for x in projections]
+    qkv = batched if len(batched) == 3 else (batched[0], "", "")
     tables = (site.graph.stored(build.stored.cos[site.dtype]), site.graph.stored(build.stored.sin[site.dtype]))
     cache = (f"past_key.{layer}", f"past_value.{layer}")
     attributes = {
@@ -79,8 +81,7 @@ def attend(build: Build, projections: tuple[str, ...], layer: int) -> str:
         "rotary_interleaved": 0,
         "scale": config.head_dim**-0.5,
     }
-    path = f"/layers.{layer}/attn/GroupQueryAttention"
-    return site.graph.ops(
+    y = site.graph.ops(
         "GroupQueryAttention",
         (*qkv, *cache, "seqlens_k", "total_len", *tables, "position_ids", "bias"),
         path,
@@ -88,6 +89,7 @@ def attend(build: Build, projections: tuple[str, ...], layer: int) -> str:
         attributes,
         CONTRIB,
     )[0]
+    return site.graph.op("Squeeze", (y, site.ints(0)), f"{path}/Squeeze")
 
 
 LOWERING = Lowering(inputs, outputs, norm, add_norm, attend)

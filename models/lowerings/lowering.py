@@ -43,8 +43,8 @@ class Lowering:
     outputs   besides logits and hidden
     norm      (build, x, gamma, path) -> RMS norm of x
     add_norm  (build, x, y, gamma, path) -> (x + y, RMS norm of x + y)
-    attend    (build, projections, layer) -> attention output [1, S, heads * D]; the projections are one merged q|k|v
-              value [1, S, (heads + 2 kv_heads) D] or three
+    attend    (build, projections, layer) -> attention output [S, heads * D]; the projections are one merged q|k|v
+              value [S, (heads + 2 kv_heads) D] or three
     """
 
     inputs: Callable[[Build], tuple[TensorSpec, ...]]

@@ -6,9 +6,9 @@ Shape of the two masks, once (where Split divides past from new).
 Heads are split and joined, never transposed: Reshape + Transpose of [1, S, KVH, D] aborts Meteor Lake's compiler. The
 G = heads / kv_heads query heads of a K/V head lie one after the other along the rows, so that K and V are not expanded:
 
-    q [1, S, H D] -> Split H -> Concat rows [1, H S, D] -> Reshape [1, KVH, G S, D] -> rotate -> q
+    q [S, H D] -> Split H -> Concat rows [H S, D] -> Reshape [1, KVH, G S, D] -> rotate -> q
     q K_past^T + bias, q K_new^T + bias -> Concat -> Softmax -> Split -> with V_past, with V_new -> Add [1, KVH, G S, D]
-      -> Reshape [1, H S, D] -> Split H -> Concat columns [1, S, H D]
+      -> Reshape [H S, D] -> Split H -> Concat columns [S, H D]
 
 Cosine, sine and masks are tiled G times once per graph; the tiled cosine and sine of q carry the 1 / sqrt(D).
 """
@@ -75,8 +75,8 @@ def attend(build: Build, projections: tuple[str, ...], layer: int) -> str:
     v = _stack(build, v_heads, f"{path}/v")
     graph.rename({k: f"new_key.{layer}", v: f"new_value.{layer}"})
     context = _weighted(build, q, (f"past_key.{layer}", k), (f"past_value.{layer}", v), path)
-    rows = graph.op("Reshape", (context, build.site.ints(1, -1, build.config.head_dim)), f"{path}/context/Reshape")
-    return graph.concat(graph.split(rows, build.config.heads, 1, f"{path}/context/Split"), -1, f"{path}/context/Concat")
+    rows = graph.op("Reshape", (context, build.site.ints(-1, build.config.head_dim)), f"{path}/context/Reshape")
+    return graph.concat(graph.split(rows, build.config.heads, 0, f"{path}/context/Split"), -1, f"{path}/context/Concat")
 
 
 def _weighted(build: Build, q: str, keys: tuple[str, str], values: tuple[str, str], path: str) -> str:
@@ -92,7 +92,7 @@ def _weighted(build: Build, q: str, keys: tuple[str, str], values: tuple[str, st
 
 
 def _heads(build: Build, projections: tuple[str, ...], path: str) -> tuple[Sequence[str], Sequence[str], Sequence[str]]:
-    """The [1, S, D] pieces of q, k and v."""
+    """The [S, D] pieces of q, k and v."""
     graph, h, kvh = build.site.graph, build.config.heads, build.config.kv_heads
     if len(projections) == 3:
         q, k, v = projections
@@ -106,9 +106,9 @@ def _heads(build: Build, projections: tuple[str, ...], path: str) -> tuple[Seque
 
 
 def _stack(build: Build, pieces: Sequence[str], path: str) -> str:
-    """Pieces [1, S, D] of n heads -> [1, KVH, n / KVH * S, D]."""
+    """Pieces [S, D] of n heads -> [1, KVH, n / KVH * S, D]."""
     graph, config = build.site.graph, build.config
-    rows = graph.concat(pieces, 1, f"{path}/Concat")
+    rows = graph.concat(pieces, 0, f"{path}/Concat")
     return graph.op("Reshape", (rows, build.site.ints(1, config.kv_heads, -1, config.head_dim)), f"{path}/Reshape")
 
 

@@ -183,3 +183,14 @@ def test_dense_schemes_store_the_layout_that_matmul_reads(lab: Any, tmp_path: Pa
     raw = (tmp_path / "weights.bin").read_bytes()[down.weight.offset : down.weight.offset + down.weight.length]
     want = tiny.weights.dense("model.layers.1.mlp.down_proj.weight")
     assert np.array_equal(np.frombuffer(raw, "<f4").reshape(down.weight.shape), want.T)
+
+
+def test_offsets_are_exact_for_many_inputs_too(lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Past a size, block sums are a reduction instead of a MatMul."""
+    monkeypatch.setattr("spec_edge.models.stored.DENSE_SUMS", 0)
+    tiny = lab.quantised("qwen2-bias-tied", 4, 32, True)
+    want, _ = lab.hf_logits(tiny, IDS)
+    for form in STEPS:
+        assert np.abs(logits(lab, tiny, "keep", tmp_path, form) - want).max() <= 1e-4
+        model = onnx.load(tmp_path / f"{form.name}.onnx", load_external_data=False)
+        assert "ReduceSum" in {n.op_type for n in model.graph.node}
