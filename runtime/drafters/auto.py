@@ -25,9 +25,9 @@ DRAFT_TOKENS = 15
 MARGIN = 1.03
 """Gain that a draft must promise over plain decoding: estimates and curves are a few per cent off."""
 PRIOR = 4.0
-"""Weight of what is believed before, in observations."""
-DECAY = 0.97
-"""Each new observation leaves this much of the older ones: a memory of about 30."""
+"""Weight of what is believed before, in observations. The belief itself errs on the plain side: learning is free."""
+DECAY = 0.98
+"""Each new observation leaves this much of the older ones: a memory of about 50."""
 
 
 class Acceptance:
@@ -45,7 +45,7 @@ class Acceptance:
 
     def rates(self, n: int) -> list[float]:
         """By position; each leans on the position before it, the first on the length of the match."""
-        believed = 0.2 + 0.4 * n / self._longest
+        believed = (0.1 + 0.9 * n / self._longest) / 2
         out = []
         for right, seen in zip(self._right[n], self._seen[n], strict=True):
             believed = (right + PRIOR * believed) / (seen + PRIOR)
@@ -79,7 +79,7 @@ class Auto:
 
     def start(self, prompt: Sequence[int]) -> None:
         """A new text: index the prompt, forget the estimates."""
-        self._index = NgramIndex(self._options.min_ngram, self._options.max_ngram)
+        self._index = NgramIndex(self._options.min_ngram or 1, self._options.max_ngram)
         self._index.update(prompt)
         self._acceptance = Acceptance(self._options.max_ngram, self._most)
         self._shadow: list[int] = []

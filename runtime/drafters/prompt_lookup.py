@@ -12,6 +12,8 @@ from spec_edge.runtime.draft import EMPTY, Context, Draft, Output, Verdict
 from spec_edge.runtime.drafters.options import DrafterOptions
 
 DRAFT_TOKENS = 7
+MIN_NGRAM = 2
+"""One equal token says too little to spend a fixed number of rows on: on a CPU that is slower than plain decoding."""
 
 
 class NgramIndex:
@@ -56,11 +58,15 @@ class PromptLookup:
 
     def __init__(self, options: DrafterOptions) -> None:
         self._options = options
-        self._index = NgramIndex(options.min_ngram, options.max_ngram)
+        self._index = self._empty()
+
+    def _empty(self) -> NgramIndex:
+        longest = self._options.max_ngram
+        return NgramIndex(self._options.min_ngram or min(MIN_NGRAM, longest), longest)
 
     def start(self, prompt: Sequence[int]) -> None:
         """Index the prompt; what follows is indexed as it comes."""
-        self._index = NgramIndex(self._options.min_ngram, self._options.max_ngram)
+        self._index = self._empty()
         self._index.update(prompt)
 
     def propose(self, context: Context, width: int) -> Draft:
