@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from spec_edge.models.blockwise import BlockTensor
-from spec_edge.models.checkpoint import ModelConfig, RopeScaling
+from spec_edge.models.checkpoint import ModelConfig, RopeScaling, Weights
 from spec_edge.models.contract import RopeFacts
 from spec_edge.models.decoder import build
 from spec_edge.models.forms import Form
@@ -51,7 +51,7 @@ class DictWeights:
 @dataclass(frozen=True)
 class Tiny:
     config: ModelConfig
-    weights: DictWeights
+    weights: Weights
 
     @property
     def rope(self) -> RopeFacts:
@@ -125,7 +125,7 @@ def quantised(weights: DictWeights, bits: int, block: int, offset: bool, seed: i
     return DictWeights(tensors, packed)
 
 
-def hf_logits(tiny: Tiny, ids: Sequence[int]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+def hf_logits(tiny: Any, ids: Sequence[int]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """(logits [n, V], final normed hidden state [n, H]) of transformers in float32."""
     import torch
     import transformers
@@ -292,6 +292,9 @@ class Lab:
 
     def quantised(self, name: str, bits: int, block: int, offset: bool) -> Tiny:
         return Tiny(MODELS[name], quantised(random_weights(MODELS[name]), bits, block, offset))
+
+    def wrap(self, config: ModelConfig, weights: Weights) -> Tiny:
+        return Tiny(config, weights)
 
     def weights(self, tensors: dict[str, NDArray[np.float32]]) -> DictWeights:
         return DictWeights(tensors)
