@@ -53,7 +53,9 @@ class Reference:
             raise SpecError("the reference's kinds do not cover its text")
 
 
-def top_law(logits: NDArray[np.float32], top: int = TOP) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray]:
+def top_law(
+    logits: NDArray[np.float32], top: int = TOP
+) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.float32]]:
     """Top ids, their log-probabilities [n, top] and the remaining mass [n] of logits [n, V]."""
     top = min(top, logits.shape[1])
     logp = log_softmax(logits)
@@ -70,7 +72,8 @@ def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
     """Natural log-probabilities of logits [n, V], the sum in float64."""
     shifted = logits - logits.max(axis=1, keepdims=True)
     total = np.exp(shifted).sum(axis=1, dtype=np.float64, keepdims=True)
-    return shifted - np.log(total).astype(np.float32)
+    logp: NDArray[np.float32] = shifted - np.log(total).astype(np.float32)
+    return logp
 
 
 def write(reference: Reference, path: Path) -> None:
@@ -102,7 +105,10 @@ def rows(session: Session, ids: NDArray[np.int32]) -> Iterator[NDArray[np.float3
 
 
 def measure(
-    reference: Reference, session: Session, limits: tuple[float, float] | None = None, tick: Callable[[int], None] = int
+    reference: Reference,
+    session: Session,
+    limits: tuple[float, float] | None = None,
+    tick: Callable[[int], object] = int,
 ) -> Quality | None:
     """Quality of `session` against `reference`.
 
