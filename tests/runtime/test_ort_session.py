@@ -134,6 +134,16 @@ def test_the_smallest_static_graph_that_fits_runs(tiny: Path) -> None:
         session.verify(1, Draft.chain(tuple(range(8))))
 
 
+def test_every_row_sees_itself_and_biases_are_finite(tiny: Path) -> None:
+    session = StaticSession(open_bundle(tiny), threads=1)
+    session.prefill(prompt(5))
+    session.verify(1, TREE)
+    for run in session._runs.values():
+        assert np.all(np.diagonal(run.inputs["bias_new"][0, 0]) == 0)
+        for name in ("bias_new", "bias_past"):
+            assert set(np.unique(run.inputs[name])) <= {0, -1e4}
+
+
 def test_half_precision_graphs(tiny_half: Path, network: Reference) -> None:
     session = StaticSession(open_bundle(tiny_half), threads=1)
     ids = prompt(37)

@@ -147,6 +147,8 @@ ATTACKS = [
     "<|im_",
     " <|im_end|",
     "end|>",
+    "end|> more",
+    "more <|im_",
     "im_end",
     "|>",
     "<",
