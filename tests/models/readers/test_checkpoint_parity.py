@@ -168,8 +168,8 @@ def test_smollm2_equals_transformers_reading_of_the_same_file(
     checkpoint = open_checkpoint(smollm2_gguf)
     model, theirs = smollm2_in_transformers["model"], smollm2_in_transformers["tensors"]
     assert theirs.keys() == checkpoint.weights.names()
-    for name in sorted(theirs):
-        np.testing.assert_array_equal(checkpoint.weights.dense(name), theirs[name].numpy(), err_msg=name)
+    differing = [n for n in theirs if not np.array_equal(checkpoint.weights.dense(n), theirs[n].numpy())]
+    assert differing == []
     text = "Gravity is a force by which all things with mass attract one another. In 1687 Newton wrote of it."
     ids = np.array(Tokenizer.from_str(checkpoint.text.tokenizer_json.decode()).encode(text * 3).ids[:60])
     assert len(ids) == 60
