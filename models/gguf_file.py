@@ -51,6 +51,7 @@ _SCALARS: dict[int, tuple[str, type]] = {
     12: ("<f8", float),
 }
 _STRING, _ARRAY = 8, 9
+_KINDS = frozenset(int(kind) for kind in GGMLQuantizationType)
 _FEWEST_KEY_BYTES = 8 + 1 + 4 + 1
 _FEWEST_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8
 
@@ -206,7 +207,7 @@ def _read_place(cursor: _Cursor) -> TensorPlace:
         cursor.fail(f"tensor '{name[:80]}' has {rank} dimensions, 1 to {MAX_DIMS} are accepted")
     dims = [cursor.number(10) for _ in range(rank)]
     code, offset = cursor.number(4), cursor.number(10)
-    if code not in set(GGMLQuantizationType):
+    if code not in _KINDS:
         cursor.fail(f"tensor '{name[:80]}' is of unknown type {code}")
     kind = GGMLQuantizationType(code)
     block, block_bytes = GGML_QUANT_SIZES[kind]
