@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from spec_edge.models.contract import SpecError
-
 if TYPE_CHECKING:
-    from spec_edge.runtime.api import LLM, Generation, Stream, load
+    from spec_edge.runtime.api import LLM, Generation, SpecError, Stream, load
 
 __all__ = ["LLM", "Generation", "SpecError", "Stream", "load"]
 

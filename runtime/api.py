@@ -31,6 +31,8 @@ from spec_edge.runtime.stats import Stats
 from spec_edge.runtime.stops import TextStream
 from spec_edge.runtime.text import Text
 
+__all__ = ["LLM", "Generation", "SpecError", "Stream", "load"]
+
 NEW_TOKENS = 512
 DRAFTERS = "spec_edge.runtime.drafters"
 COST_WIDTHS = (1, 2, 4, 8, 16)
