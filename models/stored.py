@@ -22,10 +22,6 @@ from spec_edge.models.store import Region, WeightStore
 EMBEDDING = "model.embed_tokens"
 HEAD = "lm_head"
 
-DENSE_SUMS = 1 << 17
-"""Up to K * K / block of this, block sums are one MatMul with a 0/1 matrix: it fits the L2 cache, and a decoding step
-pays more for two operators than for its products (SmolLM2: 0.8 ms of 12 on one thread)."""
-
 ByDtype: TypeAlias = Mapping[str, Region]
 """A small tensor in each activation dtype of the bundle."""
 
@@ -52,7 +48,6 @@ class Blocks:
     scale         [N, K / block]
     offset        [K / block, N], for the matmul; None where symmetric
     offset_rows   [N, K / block], for the embedding; None where symmetric or no embedding
-    members       0/1 [K, K / block], 1 where an input belongs to a block; None where symmetric or too large
     """
 
     bits: int
@@ -61,7 +56,6 @@ class Blocks:
     scale: ByDtype
     offset: ByDtype | None
     offset_rows: ByDtype | None
-    members: ByDtype | None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -120,30 +114,20 @@ def put_matrix(packed: Packed, out: Writer, key: str) -> Dense | Blocks:
     return _put_blocks(packed, out, key, None)
 
 
-def put_table(packed: Packed, out: Writer, key: str) -> DenseRows | Blocks:
-    """Store a vocabulary matrix [V, H], to be gathered by rows and (tied) multiplied with."""
+def put_table(packed: Packed, out: Writer, key: str, gathered: bool) -> DenseRows | Blocks:
+    """Store a vocabulary matrix [V, H] to multiply with and, where `gathered`, to read rows of."""
     if not isinstance(packed, BlockTensor):
         return DenseRows(out.store.add(key, packed))
-    rows = None if packed.offset is None else out.small(f"{key}:offset_rows", packed.offset)
+    rows = None if packed.offset is None or not gathered else out.small(f"{key}:offset_rows", packed.offset)
     return _put_blocks(packed, out, key, rows)
 
 
 def _put_blocks(packed: BlockTensor, out: Writer, key: str, offset_rows: ByDtype | None) -> Blocks:
-    offset = members = None
-    if packed.offset is not None:
-        offset = out.small(f"{key}:offset", np.ascontiguousarray(packed.offset.T))
-        members = _put_members(packed, out)
+    offset = None if packed.offset is None else out.small(f"{key}:offset", np.ascontiguousarray(packed.offset.T))
     q = packed.q if packed.bits == 8 else packed.q[..., 0::2] | packed.q[..., 1::2] << 4
     where = out.store.add(f"{key}:q{packed.bits}", q)
     scale = out.small(f"{key}:scale", packed.scale)
-    return Blocks(packed.bits, packed.block, where, scale, offset, offset_rows, members)
-
-
-def _put_members(packed: BlockTensor, out: Writer) -> ByDtype | None:
-    k, blocks = packed.shape[1], packed.q.shape[1]
-    if k * blocks > DENSE_SUMS:
-        return None
-    return out.small(f"members:{k}:{packed.block}", np.repeat(np.eye(blocks), packed.block, axis=0))
+    return Blocks(packed.bits, packed.block, where, scale, offset, offset_rows)
 
 
 def merged(parts: Sequence[Packed]) -> Packed | None:
@@ -186,8 +170,8 @@ def store_model(
     """
     scheme.check(weights)
     out = Writer(store, dtypes)
-    embedding = put_table(scheme.pack(weights, f"{EMBEDDING}.weight"), out, EMBEDDING)
-    head = embedding if config.tied else put_table(scheme.pack(weights, f"{HEAD}.weight"), out, HEAD)
+    embedding = put_table(scheme.pack(weights, f"{EMBEDDING}.weight"), out, EMBEDDING, True)
+    head = embedding if config.tied else put_table(scheme.pack(weights, f"{HEAD}.weight"), out, HEAD, False)
     groups = {path: _group(weights, scheme, out, path, names) for path, names in _modules(config).items()}
     norms = {name: out.small(name, weights.dense(f"{name}.weight")) for name in _norms(config)}
     angle = np.arange(table_rows)[:, None] * np.asarray(rope.inv_freq)[None]

@@ -12,7 +12,7 @@ from spec_edge.models.schemes.scheme import Packed, Scheme
 def pack(weights: Weights, name: str) -> Packed:
     """float16 [N, K]; SpecError where a weight is beyond float16's range."""
     w = weights.dense(name)
-    if np.abs(w).max(initial=0) > np.finfo(np.float16).max:
+    if max(w.max(initial=0), -w.min(initial=0)) > np.finfo(np.float16).max:
         raise SpecError(f"{name} holds values beyond float16's 65504: use --precision fp32")
     return w.astype(np.float16)
 

@@ -185,17 +185,6 @@ def test_dense_schemes_store_the_layout_that_matmul_reads(lab: Any, tmp_path: Pa
     assert np.array_equal(np.frombuffer(raw, "<f4").reshape(down.weight.shape), want.T)
 
 
-def test_offsets_are_exact_for_many_inputs_too(lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Past a size, block sums are a reduction instead of a MatMul."""
-    monkeypatch.setattr("spec_edge.models.stored.DENSE_SUMS", 0)
-    tiny = lab.quantised("qwen2-bias-tied", 4, 32, True)
-    want, _ = lab.hf_logits(tiny, IDS)
-    for form in STEPS:
-        assert np.abs(logits(lab, tiny, "keep", tmp_path, form) - want).max() <= 1e-4
-        model = onnx.load(tmp_path / f"{form.name}.onnx", load_external_data=False)
-        assert "ReduceSum" in {n.op_type for n in model.graph.node}
-
-
 @pytest.mark.parametrize("form", STEPS, ids=lambda f: f.lowering)
 def test_rounded_activations_leave_rows_independent(lab: Any, tmp_path: Path, form: Form) -> None:
     """accuracy_level 4 rounds each row by itself: rejected rows change no bit of the accepted ones."""
