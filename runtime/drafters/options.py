@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from spec_edge.models.contract import BadUsage
 from spec_edge.runtime.costs import CostCurve
+from spec_edge.runtime.draft_model import DraftModel
+from spec_edge.runtime.sampling import Sampling
 
 
 @dataclass(frozen=True)
@@ -16,12 +18,23 @@ class DrafterOptions:
     max_ngram     longest suffix of the text that prompt lookup searches for
     min_ngram     shortest one; None: the method's own choice
     cost          t(width) on this machine; None: not measured
+    sampling      what the target's laws go through, and so the laws of a drafter that has any
+    tokens        number of the target's token ids; None: the drafter's own
+    draft         a second network, for the methods that need one
+    tree          of a second network: None drafts a chain, () a tree expanded best-first, (4, 2) one with four
+                  children of the text and two of each of those
+    confidence    a second network stops drafting where its best token is less likely; None: the method's choice
     """
 
     draft_tokens: int | None = None
     max_ngram: int = 4
     min_ngram: int | None = None
     cost: CostCurve | None = None
+    sampling: Sampling = Sampling()
+    tokens: int | None = None
+    draft: DraftModel | None = None
+    tree: tuple[int, ...] | None = None
+    confidence: float | None = None
 
     def __post_init__(self) -> None:
         if self.draft_tokens is not None and self.draft_tokens < 1:
@@ -29,3 +42,7 @@ class DrafterOptions:
         shortest = 1 if self.min_ngram is None else self.min_ngram
         if not 1 <= shortest <= self.max_ngram:
             raise BadUsage(f"n-grams must be 1 <= shortest <= longest, not {shortest} and {self.max_ngram}")
+        if any(not 1 <= n <= 64 for n in self.tree or ()):
+            raise BadUsage(f"a tree has between 1 and 64 children at each level, not {self.tree}")
+        if self.confidence is not None and not 0 <= self.confidence <= 1:
+            raise BadUsage(f"draft-confidence must be between 0 and 1, not {self.confidence}")

@@ -1,0 +1,177 @@
+"""A small model of the same vocabulary drafts, one token after the other.
+
+Enters: every token so far and a `DraftModel`. Leaves: a chain, greedy or drawn (with the law of each token), or a tree
+of the likeliest continuations. The draft model's laws go through the same transforms as the target's, on each path.
+
+Sources: Leviathan et al. 2023 (arXiv 2211.17192) and Chen et al. 2023 (arXiv 2302.01318) for chains; best-first trees
+by the product of the draft's own probabilities as in EAGLE-2 (Li et al. 2024, arXiv 2406.16858).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spec_edge.models.contract import BadUsage, SpecError
+from spec_edge.runtime import sampling
+from spec_edge.runtime.draft import EMPTY, ROOT, Context, Draft, Output, Verdict
+from spec_edge.runtime.draft_model import DraftModel, Logits
+from spec_edge.runtime.drafters.options import DrafterOptions
+from spec_edge.runtime.law import Law, draw
+from spec_edge.runtime.sampling import Sampling
+
+DRAFT_TOKENS = 4
+CONFIDENCE = 0.3
+"""Drafting stops where the draft model's best token is less likely than this."""
+
+BRANCHES = 4
+"""Children of a node, and nodes expanded in a level, of a best-first tree."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A drafted token, the node it follows (-1: the text), and the probability of its whole path."""
+
+    token: int
+    parent: int
+    reach: float
+
+
+class DraftDrafter:
+    """Chains, or trees where `options.tree` says so."""
+
+    name = "draft"
+    wants: frozenset[str] = frozenset()
+
+    def __init__(self, model: DraftModel, options: DrafterOptions) -> None:
+        self._model, self._options = model, options
+        self._sampling = options.sampling
+        self._most = options.draft_tokens or len(options.tree or ()) or DRAFT_TOKENS
+        self._least = CONFIDENCE if options.confidence is None else options.confidence
+        self._q: NDArray[np.float64] = np.empty((0, 0))
+        self._scratch: NDArray[np.float32] = np.empty(0, np.float32)
+
+    def start(self, prompt: Sequence[int]) -> None:
+        """Read the prompt, apart from what it shares with the last text."""
+        self._model.begin()
+        self._model.follow(prompt)
+
+    def propose(self, context: Context, width: int) -> Draft:
+        """A chain's q is a view, valid until the next call."""
+        if width < 2 or (logits := self._model.follow(context.ids)) is None:
+            return EMPTY
+        # The last drafted token is not run, so it needs no row.
+        most = min(self._most, width - 1, self._model.session.capacity - len(context.ids) + 1)
+        try:
+            if self._options.tree is not None:
+                return self._tree(context.ids[-1], logits, most, width - 1)
+            return self._greedy(logits, most) if self._sampling.greedy else self._drawn(logits, most, context)
+        except FloatingPointError as error:
+            raise SpecError(f"draft model: {error}; it computes garbage, try another precision of it") from None
+
+    def observe(self, verdict: Verdict, draft: Draft, output: Output) -> None:
+        """Nothing: the next `propose` reads the outcome from the text."""
+
+    def _greedy(self, logits: Logits, most: int) -> Draft:
+        tokens: list[int] = []
+        while True:
+            token = sampling.best(logits, self._model.text, self._sampling)
+            if self._least > 0 and self._likelihood(logits, token) < self._least:
+                break
+            tokens.append(token)
+            if len(tokens) == most:
+                break
+            logits = self._model.extend(token)
+        return Draft.chain(tokens)
+
+    def _drawn(self, logits: Logits, most: int, context: Context) -> Draft:
+        """Whether to stop is decided before a token is drawn: a token dropped for what it is would bend its law."""
+        tokens: list[int] = []
+        while True:
+            law = sampling.law(logits, self._model.text, self._sampling)
+            if law.p.max() < self._least:
+                break
+            tokens.append(draw(law, context.rng))
+            self._state(len(tokens) - 1, law)
+            if len(tokens) == most:
+                break
+            logits = self._model.extend(tokens[-1])
+        return Draft.chain(tokens, self._q[: len(tokens)]) if tokens else EMPTY
+
+    def _state(self, row: int, law: Law) -> None:
+        """Row of q: the law in full. The buffer stays: fresh pages cost more than the numbers."""
+        if row == 0 and not self._q.size:
+            self._q = np.empty((self._most, self._options.tokens or self._model.tokens))
+        self._q[row] = 0
+        self._q[row, law.ids] = law.p
+
+    def _likelihood(self, logits: Logits, token: int) -> float:
+        """Probability of the best token before any transform, in float32: it only decides whether to go on."""
+        if self._scratch.size != logits.size:
+            self._scratch = np.empty(logits.size, np.float32)
+        weights = np.exp(np.subtract(logits, logits[token], out=self._scratch), out=self._scratch)
+        return 1.0 / float(weights.sum())
+
+    def _tree(self, pending: int, logits: Logits, depth: int, most: int) -> Draft:
+        """Level by level; the run of a level holds the nodes expanded so far, which are few."""
+        wanted, at_once = (self._options.tree, most) if self._options.tree else ((BRANCHES,) * depth, BRANCHES)
+        room = min(self._model.session.max_width - 1, self._model.session.capacity - len(self._model.text))
+        text = np.array(self._model.text)
+        nodes = [Node(t, ROOT, p) for t, p in self._top(logits, text, wanted[0])]
+        spread: list[int] = []
+        for branches in wanted[1:depth]:
+            frontier = [i for i in _best(nodes, most) if i not in spread][:at_once]
+            frontier = frontier[: room - len(spread)]
+            if not frontier:
+                break
+            spread += frontier
+            rows = self._model.grown(pending, _draft(nodes, spread))[-len(frontier) :]
+            for logits, i in zip(rows, frontier, strict=True):
+                after = np.append(text, _path(nodes, i))
+                nodes += [Node(t, i, p * nodes[i].reach) for t, p in self._top(logits, after, branches)]
+        return _draft(nodes, sorted(_best(nodes, most)))
+
+    def _top(self, logits: Logits, history: NDArray[np.int64], count: int) -> Iterator[tuple[int, float]]:
+        """The likeliest tokens, best first, with their probabilities; none that is impossible."""
+        law = sampling.law(logits, history, self._sampling if not self._sampling.greedy else self._scoring)
+        count = min(count, law.p.size)
+        top = np.argpartition(law.p, -count)[-count:]
+        for i in top[np.lexsort((top, -law.p[top]))]:
+            if law.p[i] > 0:
+                yield int(law.ids[i]), float(law.p[i])
+
+    @property
+    def _scoring(self) -> Sampling:
+        """The law by which greedy continuations are ranked: nothing is cut, penalties stay."""
+        return replace(self._sampling, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
+
+
+def _best(nodes: Sequence[Node], most: int) -> list[int]:
+    """The most likely nodes, ancestors before descendants: a path is never likelier than its beginning."""
+    return sorted(range(len(nodes)), key=lambda i: (-nodes[i].reach, i))[:most]
+
+
+def _path(nodes: Sequence[Node], node: int) -> list[int]:
+    tokens: list[int] = []
+    while node != ROOT:
+        tokens.append(nodes[node].token)
+        node = nodes[node].parent
+    return tokens[::-1]
+
+
+def _draft(nodes: Sequence[Node], chosen: Sequence[int]) -> Draft:
+    """These nodes as a point-mass draft; each one's parent is among them and before it."""
+    place = {node: at for at, node in enumerate(chosen)} | {ROOT: ROOT}
+    return Draft(
+        tuple(nodes[i].token for i in chosen), tuple(place[nodes[i].parent] for i in chosen), (True,) * len(chosen)
+    )
+
+
+def create(options: DrafterOptions) -> DraftDrafter:
+    """The drafter of this file. BadUsage without a draft model."""
+    if options.draft is None:
+        raise BadUsage("method 'draft' needs a second bundle: name it with --draft, or export the model with --draft")
+    return DraftDrafter(options.draft, options)
