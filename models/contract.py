@@ -149,8 +149,16 @@ class Quality:
 
 
 @dataclass(frozen=True)
+class DraftFact:
+    """The draft model's bundle: the name of its folder, which lies beside this one, and SHA-256 of its bundle.json."""
+
+    folder: str
+    sha256: str
+
+
+@dataclass(frozen=True)
 class Manifest:
-    """All of `bundle.json`. `versions` names what made it: spec-edge, onnx, onnxruntime."""
+    """All of `bundle.json`. `versions` names what made it: spec-edge, onnx, onnxruntime. `draft`: exported with it."""
 
     format: int
     model: ModelFacts
@@ -165,3 +173,4 @@ class Manifest:
     versions: dict[str, str]
     quality: Quality
     parity: Parity | None
+    draft: DraftFact | None = None

@@ -18,7 +18,17 @@ import typing
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
-from spec_edge.models.contract import FORMAT, MANIFEST, FileFact, GraphSpec, Manifest, ModelFacts, SpecError, TextFacts
+from spec_edge.models.contract import (
+    FORMAT,
+    MANIFEST,
+    DraftFact,
+    FileFact,
+    GraphSpec,
+    Manifest,
+    ModelFacts,
+    SpecError,
+    TextFacts,
+)
 
 LIMIT = 1 << 20
 """Most bytes of a bundle.json."""
@@ -68,6 +78,8 @@ def check(manifest: Manifest) -> None:
     _check_model(manifest.model)
     _check_text(manifest.text, manifest.model)
     _check_files(files(manifest))
+    if manifest.draft is not None:
+        _check_draft(manifest.draft)
     _unique("graphs", [g.name for g in manifest.graphs])
     for i, graph in enumerate(manifest.graphs):
         _check_graph(graph, f"graphs[{i}]", ("target", *manifest.drafters))
@@ -219,6 +231,13 @@ def _check_files(facts: Iterable[FileFact]) -> None:
         if fact.file.lower() in seen:
             _fail("", f"two files are called {fact.file} ({seen[fact.file.lower()]})")
         seen[fact.file.lower()] = fact.file
+
+
+def _check_draft(draft: DraftFact) -> None:
+    if not file_name_is_safe(draft.folder):
+        _fail("draft.folder", f"{_show(draft.folder)} is not allowed (letters, digits, . _ -, no path, at most 128)")
+    if not _SHA256.fullmatch(draft.sha256):
+        _fail("draft.sha256", "is not 64 lower-case hex digits")
 
 
 def file_name_is_safe(name: str) -> bool:
