@@ -8,17 +8,18 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from spec_edge.export.candidate import Candidate, Plan, finish, start
+from spec_edge.export.draft import check_vocabulary, draft_fact, draft_folder
 from spec_edge.export.options import AUTO, BuildOptions, Rejected, Summary
 from spec_edge.export.progress import Stages
 from spec_edge.export.reference_law import LEAST_TOKENS, ReferenceLaw, reference_law
-from spec_edge.export.staging import staged
+from spec_edge.export.staging import staged, staged_together
 from spec_edge.export.verification import LIMITS, check_static, measured, within
 from spec_edge.models.checkpoint import Checkpoint
-from spec_edge.models.contract import MANIFEST, BadUsage, Parity, Quality, SpecError
+from spec_edge.models.contract import MANIFEST, BadUsage, DraftFact, Parity, Quality, SpecError
 from spec_edge.models.fetch import resolve
 from spec_edge.models.open import open_checkpoint
 from spec_edge.models.schemes.scheme import scheme
@@ -39,19 +40,38 @@ class Chosen:
 
 
 def build_bundle(options: BuildOptions, progress: Stages) -> Summary:
-    """Export the model; the bundle's folder appears only when every check has passed."""
+    """Export the model, and its draft model if one is asked for; bundles appear only when every check has passed."""
+    if options.draft is None:
+        with staged(options.output, options.replace) as work:
+            return _build(options, _open(options.model, progress), work, progress)
+    folders = (options.output, draft_folder(options.output))
+    with staged_together(folders, options.replace) as (work, beside):
+        target, draft = (_open(model, progress) for model in (options.model, options.draft))
+        check_vocabulary(target, draft)
+        summary = _build(_for_draft(options, draft), draft, beside, progress)
+        return replace(_build(options, target, work, progress, draft_fact(options.output, beside)), draft=summary)
+
+
+def _for_draft(options: BuildOptions, draft: Checkpoint) -> BuildOptions:
+    """The same options; a draft model that was trained for a shorter context keeps its own."""
+    context = None if options.context is None else min(options.context, draft.config.context)
+    return replace(options, model=options.draft or "", output=draft_folder(options.output), context=context)
+
+
+def _build(
+    options: BuildOptions, checkpoint: Checkpoint, work: Path, progress: Stages, draft: DraftFact | None = None
+) -> Summary:
     began = time.perf_counter()
-    with staged(options.output, options.replace) as work:
-        checkpoint = _open(options.model, progress)
-        plan = Plan(checkpoint, options.target, _context(options, checkpoint), options.widths)
-        law = reference_law(checkpoint, progress.stage("fp32 reference"))
-        chosen = _choose(options.precision, plan, law, work, progress)
-        progress.stage("writing graphs")
-        candidate = finish(chosen.candidate, plan, law, chosen.quality, chosen.parity)
-        check_static(candidate, law.reference)
-        _settle(candidate, work)
-        open_bundle(work)
-        return _summary(options, chosen, candidate, law, time.perf_counter() - began)
+    plan = Plan(checkpoint, options.target, _context(options, checkpoint), options.widths)
+    law = reference_law(checkpoint, progress.stage("fp32 reference"))
+    chosen = _choose(options.precision, plan, law, work, progress)
+    progress.stage("writing graphs")
+    candidate = finish(chosen.candidate, plan, law, chosen.quality, chosen.parity)
+    check_static(candidate, law.reference)
+    candidate = replace(candidate, manifest=replace(candidate.manifest, draft=draft))
+    _settle(candidate, work)
+    open_bundle(work)
+    return _summary(options, chosen, candidate, law, time.perf_counter() - began)
 
 
 def _open(model: str, progress: Stages) -> Checkpoint:
@@ -127,6 +147,7 @@ def _summary(options: BuildOptions, chosen: Chosen, candidate: Candidate, law: R
         rejected=chosen.rejected,
         warnings=_warnings(chosen, law),
         seconds=round(seconds, 2),
+        draft=None,
     )
 
 

@@ -61,6 +61,9 @@ def main() -> None:
 @click.option("--context", type=click.IntRange(64), help="Most tokens, prompt and answer together.  [default: 2048]")
 @click.option("--widths", help="Verify widths of the static graphs, such as 1,2,4,8,16.  [default: the target's]")
 @click.option("--target", "target_name", default="cpu", show_default=True, help="Hardware profile.")
+@click.option(
+    "--draft", metavar="MODEL", help="A smaller model of the same family; it drafts, in a bundle beside this one."
+)
 @click.option("--force", is_flag=True, help="Replace a bundle that is already there.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 @one_line_errors
@@ -71,6 +74,7 @@ def build(
     context: int | None,
     widths: str | None,
     target_name: str,
+    draft: str | None,
     force: bool,
     as_json: bool,
 ) -> None:
@@ -80,7 +84,7 @@ def build(
     from spec_edge.export.progress import stages
     from spec_edge.export.summary import print_summary
 
-    options = build_options(model, output, precision, context, widths, target_name, force)
+    options = build_options(model, output, precision, context, widths, target_name, force, draft)
     with stages() as progress:
         summary = build_bundle(options, progress)
     if as_json:

@@ -14,7 +14,11 @@ WIDEST = 64
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """What the user asked for, checked. `context` None: 2048, or what the model was trained for if that is less."""
+    """What the user asked for, checked.
+
+    context  None: 2048, or what the model was trained for if that is less
+    draft    a model to export beside it, as its draft model; None: none
+    """
 
     model: str
     output: Path
@@ -23,6 +27,7 @@ class BuildOptions:
     widths: tuple[int, ...]
     target: Target
     replace: bool
+    draft: str | None = None
 
 
 @dataclass(frozen=True)
@@ -35,7 +40,7 @@ class Rejected:
 
 @dataclass(frozen=True)
 class Summary:
-    """What was made. `bytes`: the whole folder; `seconds`: the whole export."""
+    """What was made. `bytes`: the whole folder; `seconds`: the whole export. `draft`: of the draft model's bundle."""
 
     bundle: str
     model: str
@@ -50,6 +55,7 @@ class Summary:
     rejected: tuple[Rejected, ...]
     warnings: tuple[str, ...]
     seconds: float
+    draft: Summary | None
 
 
 def build_options(
@@ -60,13 +66,14 @@ def build_options(
     widths: str | None = None,
     target_name: str = "cpu",
     replace: bool = False,
+    draft: str | None = None,
 ) -> BuildOptions:
     """BadUsage for an unknown precision or target, or widths that are not whole numbers."""
     if precision not in (AUTO, *PRECISIONS):
         raise BadUsage(f"unknown precision '{precision}'. Known: {AUTO}, {', '.join(PRECISIONS)}")
     profile = target(target_name)
     chosen = profile.widths if widths is None else parse_widths(widths)
-    return BuildOptions(model, output, precision, context, chosen, profile, replace)
+    return BuildOptions(model, output, precision, context, chosen, profile, replace, draft)
 
 
 def parse_widths(text: str) -> tuple[int, ...]:

@@ -1,6 +1,6 @@
 """Publishing a bundle whole or not at all.
 
-Enters: the folder that the user asked for. Leaves: a temporary folder beside it, renamed into place at the end and
+Enters: the folders that the user asked for. Leaves: a temporary one beside each, renamed into place at the end and
 removed on any way out but success (an error, Ctrl-C, a termination request).
 """
 
@@ -12,7 +12,7 @@ import re
 import shutil
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -26,20 +26,35 @@ _STALE_S = 6 * 3600
 @contextmanager
 def staged(output: Path, replace: bool) -> Iterator[Path]:
     """A fresh folder to write into; it becomes `output` when the block ends without an exception."""
-    output = Path(os.path.abspath(output))  # noqa: PTH100 - resolve() would follow a symlink that is to be replaced
-    _check(output, replace)
-    work = output.with_name(f".{output.name}.partial-{os.getpid()}")
-    with writing(output):
-        output.parent.mkdir(parents=True, exist_ok=True)
-        _sweep(output)
-        shutil.rmtree(work, ignore_errors=True)
-        work.mkdir()
+    with staged_together((output,), replace) as (work,):
+        yield work
+
+
+@contextmanager
+def staged_together(outputs: Sequence[Path], replace: bool) -> Iterator[tuple[Path, ...]]:
+    """A fresh folder for each output; all of them appear, or none does."""
+    # resolve() would follow a symlink that is to be replaced
+    finals = [Path(os.path.abspath(output)) for output in outputs]  # noqa: PTH100
+    for final in finals:
+        _check(final, replace)
+    works = tuple(final.with_name(f".{final.name}.partial-{os.getpid()}") for final in finals)
     try:
-        with termination_as_interrupt(), writing(output):
-            yield work
-            _publish(work, output)
+        for final, work in zip(finals, works, strict=True):
+            with writing(final):
+                _make(final, work)
+        with termination_as_interrupt(), writing(finals[-1]):
+            yield works
+            _publish(list(zip(works, finals, strict=True)))
     finally:
-        shutil.rmtree(work, ignore_errors=True)
+        for work in works:
+            shutil.rmtree(work, ignore_errors=True)
+
+
+def _make(output: Path, work: Path) -> None:
+    output.parent.mkdir(parents=True, exist_ok=True)
+    _sweep(output)
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir()
 
 
 @contextmanager
@@ -84,19 +99,26 @@ def _check(output: Path, replace: bool) -> None:
         raise SpecError(f"{output} already holds a bundle; add --force to replace it")
 
 
-def _publish(work: Path, output: Path) -> None:
-    """Rename into place. An old bundle steps aside first and comes back if the rename fails."""
-    aside = output.with_name(f".{output.name}.replaced-{os.getpid()}")
-    existed = output.exists()
-    if existed:
-        output.replace(aside)
+def _publish(moves: Sequence[tuple[Path, Path]]) -> None:
+    """Rename each into place. Old bundles step aside first; all of it is undone if one rename fails."""
+    done: list[tuple[Path, Path]] = []
+    asides = [output.with_name(f".{output.name}.replaced-{os.getpid()}") for _, output in moves]
     try:
-        work.replace(output)
-    except OSError:
-        if existed:
-            aside.replace(output)
+        for (work, output), aside in zip(moves, asides, strict=True):
+            if output.exists():
+                _rename(output, aside, done)
+            _rename(work, output, done)
+    except BaseException:
+        for source, target in reversed(done):
+            target.replace(source)
         raise
-    shutil.rmtree(aside, ignore_errors=True)
+    for aside in asides:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _rename(source: Path, target: Path, done: list[tuple[Path, Path]]) -> None:
+    source.replace(target)
+    done.append((source, target))
 
 
 def _sweep(output: Path) -> None:

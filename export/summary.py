@@ -23,12 +23,12 @@ def summary_lines(summary: Summary) -> list[str]:
         lines.append(f"  fp32 graph against the numpy reference: logits within {summary.parity.max_abs_error:.1e}")
     lines += [f"  passed over {r.precision}: {r.reason}" for r in summary.rejected]
     lines.append(f"  {summary.seconds:.1f} s")
-    return lines
+    return lines if summary.draft is None else [*lines, *summary_lines(summary.draft)]
 
 
 def print_summary(summary: Summary) -> None:
     """Summary on standard output, warnings on standard error."""
     for line in summary_lines(summary):
         click.echo(line)
-    for warning in summary.warnings:
+    for warning in (*summary.warnings, *(summary.draft.warnings if summary.draft else ())):
         click.echo(f"warning: {warning}", err=True)
