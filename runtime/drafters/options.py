@@ -2,36 +2,49 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from spec_edge.models.contract import BadUsage
 from spec_edge.runtime.costs import CostCurve
 from spec_edge.runtime.draft_model import DraftModel
-from spec_edge.runtime.sampling import Sampling
+from spec_edge.runtime.pool import Pool
+from spec_edge.runtime.sampling import Sampler, Sampling
+
+MODES = ("merge", "cascade")
 
 
 @dataclass(frozen=True)
 class DrafterOptions:
     """Options of `create` in each `runtime/drafters/<name>.py`.
 
-    draft_tokens  most tokens drafted in a step; None: the method's own choice
-    max_ngram     longest suffix of the text that prompt lookup searches for
-    min_ngram     shortest one; None: the method's own choice
-    cost          t(width) on this machine; None: not measured
-    sampling      what the target's laws go through, and so the laws of a drafter that has any
-    tokens        number of the target's token ids; None: the drafter's own
-    draft         a second network, for the methods that need one
-    tree          of a second network: None drafts a chain, () a tree expanded best-first, (4, 2) one with four
-                  children of the text and two of each of those
-    confidence    a second network stops drafting where its best token is less likely; None: the method's choice
+    draft_tokens      most tokens drafted in a step; None: the method's own choice
+    max_ngram         longest suffix of the text that prompt lookup searches for
+    min_ngram         shortest one; None: the method's own choice
+    cost              t(width) on this machine; None: not measured
+    lookahead         (W, N, G): window columns, n-gram length, guesses; None: what fits the width best
+    lookahead_prompt  lookahead's pool begins with the prompt's n-grams
+    pool              accepted text of earlier generations; None: none is kept
+    pool_in_lookahead lookahead draws from `pool` too (suffix always does)
+    hybrid            how `a+b` joins its members: "merge" (one tree) or "cascade" (the first that proposes)
+    off               members of `a+b` that do not propose in this generation; they still learn
+    sampler           what the target's laws go through, and so the laws of a drafter that has any
+    draft             a second network, for the methods that need one
+    tree              of a second network: None drafts a chain, () a tree expanded best-first, (4, 2) one with four
+                      children of the text and two of each of those
+    confidence        a second network stops drafting where its best token is less likely; None: the method's choice
     """
 
     draft_tokens: int | None = None
     max_ngram: int = 4
     min_ngram: int | None = None
     cost: CostCurve | None = None
-    sampling: Sampling = Sampling()
-    tokens: int | None = None
+    lookahead: tuple[int, int, int] | None = None
+    lookahead_prompt: bool = True
+    pool: Pool | None = None
+    pool_in_lookahead: bool = False
+    hybrid: str = "merge"
+    off: tuple[str, ...] = ()
+    sampler: Sampler = field(default_factory=lambda: Sampler(Sampling()))
     draft: DraftModel | None = None
     tree: tuple[int, ...] | None = None
     confidence: float | None = None
@@ -42,6 +55,13 @@ class DrafterOptions:
         shortest = 1 if self.min_ngram is None else self.min_ngram
         if not 1 <= shortest <= self.max_ngram:
             raise BadUsage(f"n-grams must be 1 <= shortest <= longest, not {shortest} and {self.max_ngram}")
+        if self.lookahead is not None:
+            columns, n, guesses = self.lookahead
+            if columns < 1 or n < 2 or guesses < 1:
+                given = f"{columns},{n},{guesses}"
+                raise BadUsage(f"lookahead W,N,G must be at least 1,2,1, not {given}; 4,4,1 fits a width of 16")
+        if self.hybrid not in MODES:
+            raise BadUsage(f"a hybrid is one of {', '.join(MODES)}, not '{self.hybrid}'")
         if any(not 1 <= n <= 64 for n in self.tree or ()):
             raise BadUsage(f"a tree has between 1 and 64 children at each level, not {self.tree}")
         if self.confidence is not None and not 0 <= self.confidence <= 1:

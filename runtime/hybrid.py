@@ -1,0 +1,117 @@
+"""Several drafters as one: `a+b`.
+
+Enters: drafters in order of priority. Leaves: a drafter that merges their proposals into one tree ("merge") or takes
+the first proposal ("cascade"). Every member observes every step, whoever proposed; what it is shown is the draft that
+was run, which may hold rows of others and lack some of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, runtime_checkable
+
+from spec_edge.models.contract import BadUsage
+from spec_edge.models.plugins import find
+from spec_edge.runtime.draft import EMPTY, Context, Draft, Output, Verdict
+from spec_edge.runtime.drafters.options import MODES, DrafterOptions
+from spec_edge.runtime.protocols import Drafter
+from spec_edge.runtime.trie import Scores, merge
+
+DRAFTERS = "spec_edge.runtime.drafters"
+RATE = 0.6
+"""Chance of each next row of a proposal that comes without estimates."""
+
+
+@runtime_checkable
+class Scored(Protocol):
+    """A drafter that also says how probable each row is (see `trie.Scores`)."""
+
+    def propose_scored(self, context: Context, width: int) -> tuple[Draft, Scores]: ...
+
+
+def scored(drafter: Drafter, context: Context, width: int) -> tuple[Draft, Scores]:
+    """A proposal with its own estimates, or with RATE to the power of each row's depth."""
+    if isinstance(drafter, Scored):
+        return drafter.propose_scored(context, width)
+    draft = drafter.propose(context, width)
+    return draft, [RATE ** int(depth) for depth in draft.depths[1:]]
+
+
+def merged(drafters: Sequence[Drafter], context: Context, width: int) -> Draft:
+    """Everybody proposes; the most probable rows that fit."""
+    pairs = [scored(d, context, width) for d in drafters]
+    if len(pairs) == 1:
+        return pairs[0][0]
+    return merge([p[0] for p in pairs], width, [p[1] for p in pairs])
+
+
+def cascade(drafters: Sequence[Drafter], context: Context, width: int) -> Draft:
+    """The first proposal that holds a candidate; without one, the last that holds anything."""
+    found = EMPTY
+    for drafter in drafters:
+        draft = drafter.propose(context, width)
+        if any(draft.candidate):
+            return draft
+        found = draft if len(draft) else found
+    return found
+
+
+MODE: Mapping[str, Callable[[Sequence[Drafter], Context, int], Draft]] = {"merge": merged, "cascade": cascade}
+
+
+class Hybrid:
+    """members: every one. enabled: indices of those that propose; change it with `enable` between two generations."""
+
+    def __init__(self, members: Sequence[Drafter], mode: str) -> None:
+        self.members = tuple(members)
+        self.mode = mode
+        self.enabled = frozenset(range(len(self.members)))
+
+    @property
+    def name(self) -> str:
+        return "+".join(m.name for m in self.members)
+
+    @property
+    def wants(self) -> frozenset[str]:
+        return frozenset().union(*(m.wants for m in self.members))
+
+    def enable(self, name: str, on: bool) -> None:
+        """Let the members of this name propose, or not. BadUsage: there is none."""
+        which = {i for i, m in enumerate(self.members) if m.name == name}
+        if not which:
+            raise BadUsage(f"'{name}' is no member of {self.name}")
+        self.enabled = self.enabled | which if on else self.enabled - which
+
+    def start(self, prompt: Sequence[int]) -> None:
+        for member in self.members:
+            member.start(prompt)
+
+    def propose(self, context: Context, width: int) -> Draft:
+        active = [m for i, m in enumerate(self.members) if i in self.enabled]
+        return MODE[self.mode](active, context, width) if active else EMPTY
+
+    def observe(self, verdict: Verdict, draft: Draft, output: Output) -> None:
+        for member in self.members:
+            member.observe(verdict, draft, output)
+
+
+def compose(drafters: Sequence[Drafter], mode: str) -> Hybrid:
+    """One drafter of several. BadUsage: an unknown mode, fewer than two, or one of them twice."""
+    names = [d.name for d in drafters]
+    if mode not in MODE:
+        raise BadUsage(f"a hybrid is one of {', '.join(MODES)}, not '{mode}'")
+    if len(names) < 2 or len(set(names)) < len(names):
+        raise BadUsage(f"a hybrid needs two different methods, not {'+'.join(names) or 'none'}")
+    return Hybrid(drafters, mode)
+
+
+def create(method: str, options: DrafterOptions) -> Drafter:
+    """The drafter of a method's name, `a` or `a+b`. BadUsage: an unknown name, or `off` names no member."""
+    names = [n.strip() for n in method.split("+")]
+    drafters: list[Drafter] = [find(DRAFTERS, "create", n, "method").create(options) for n in names]
+    if len(drafters) == 1 and not options.off:
+        return drafters[0]
+    hybrid = compose(drafters, options.hybrid)
+    for name in options.off:
+        hybrid.enable(name, False)
+    return hybrid
