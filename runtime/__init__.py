@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from spec_edge.runtime.api import LLM, Generation, SpecError, Stream, load
+    from spec_edge.runtime.api import LLM, Generation, Options, SpecError, Stream, load
 
-__all__ = ["LLM", "Generation", "SpecError", "Stream", "load"]
+__all__ = ["LLM", "Generation", "Options", "SpecError", "Stream", "load"]
 
 
 def __getattr__(name: str) -> Any:

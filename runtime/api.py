@@ -1,170 +1,148 @@
 """The embedding API: `load` a model, `generate` or `stream` text.
 
-Enters: a bundle (or what can be exported to one), prompts or messages, options by name.
+Enters: a bundle (or what can be exported to one), prompts or messages, the keywords of `Options`.
 Leaves: text, and a `Generation` that says what it cost. One generation at a time per `LLM`.
 """
 
 from __future__ import annotations
 
+import inspect
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from types import ModuleType, TracebackType
+from typing import Concatenate, ParamSpec, TypeVar
 
 import onnxruntime
 
 from spec_edge.models.contract import BadUsage, SpecError
-from spec_edge.models.plugins import find
+from spec_edge.runtime import hybrid, request
 from spec_edge.runtime.bundle import Bundle, open_bundle
 from spec_edge.runtime.chat import Message
-from spec_edge.runtime.costs import CostCurve, cost_key, load_costs, measure, save_costs
-from spec_edge.runtime.drafters.options import DrafterOptions
-from spec_edge.runtime.engine import Engine, Limits
+from spec_edge.runtime.companion import Companion
+from spec_edge.runtime.costs import UNMEASURED, CostCurve, cost_key, load_costs, measure, save_costs
+from spec_edge.runtime.engine import Engine
+from spec_edge.runtime.options import Options
+from spec_edge.runtime.policy import known_cost
+from spec_edge.runtime.pool import Pool
 from spec_edge.runtime.protocols import Drafter
 from spec_edge.runtime.resolve import DEFAULT, bundle_folder
-from spec_edge.runtime.sampling import Sampling
+from spec_edge.runtime.sampling import Sampler, Sampling
 from spec_edge.runtime.sessions.opening import SUFFIX, provider_name
 from spec_edge.runtime.sessions.ort import OrtSession
-from spec_edge.runtime.stats import Stats
 from spec_edge.runtime.stops import TextStream
+from spec_edge.runtime.stream import INTERRUPTED, Generation, Owner, Stream
 from spec_edge.runtime.text import Text
 
-__all__ = ["LLM", "Generation", "SpecError", "Stream", "load"]
+__all__ = ["INTERRUPTED", "LLM", "Generation", "Options", "SpecError", "Stream", "load"]
 
-NEW_TOKENS = 512
-DRAFTERS = "spec_edge.runtime.drafters"
 COST_WIDTHS = (1, 2, 4, 8, 16)
 COST_PAST = 128
 """Tokens of past at which costs are measured."""
 
-INTERRUPTED = "interrupted"
-"""finish_reason of a generation that the caller left before its end."""
+P = ParamSpec("P")
+R = TypeVar("R")
+Prompt = str | Sequence[Message]
 
 
-@dataclass(frozen=True)
-class Generation:
-    """text: without end of sequence and stop string. tokens: new ids, end of sequence not included.
-
-    finish_reason  stop | length | context, or interrupted
-    """
-
-    text: str
-    tokens: tuple[int, ...]
-    finish_reason: str
-    method: str
-    provider: str
-    model: str
-    stats: Stats
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return {**vars(self), "tokens": list(self.tokens), "stats": self.stats.as_dict()}
-
-
-def load(model: str | Path = DEFAULT, *, provider: str = "cpu", threads: int | None = None) -> LLM:
+def load(
+    model: str | Path = DEFAULT,
+    *,
+    provider: str = "cpu",
+    threads: int | None = None,
+    draft: str | Path | None = None,
+    draft_provider: str = "cpu",
+    draft_threads: int | None = None,
+) -> LLM:
     """Open a bundle; a GGUF file, a Hugging Face folder, a hub id or an alias is exported first, once.
 
     provider  short or full name of an ONNX Runtime execution provider
     threads   None: one per physical core
+    draft     a draft model for the methods that want one, by the same names; None: the one that the bundle records
     """
-    if threads is not None and threads < 1:
-        raise BadUsage(f"threads must be at least 1, not {threads}")
+    for name, count in (("threads", threads), ("draft-threads", draft_threads)):
+        if count is not None and count < 1:
+            raise BadUsage(f"{name} must be at least 1, not {count}")
     provider_name(provider)
+    provider_name(draft_provider)
     bundle = open_bundle(bundle_folder(str(model)))
-    return LLM(bundle, OrtSession(bundle, threads, provider), provider, threads)
+    named = None if draft is None else open_bundle(bundle_folder(str(draft)))
+    companion = Companion(bundle, named, draft_provider, draft_threads)
+    return LLM(bundle, OrtSession(bundle, threads, provider), provider, threads, companion)
+
+
+def by_keyword(
+    make: Callable[P, Options], call: Callable[[LLM, Prompt, Options], R]
+) -> Callable[Concatenate[LLM, Prompt, P], R]:
+    """`call` with the fields of `Options` as its keywords, so that they are written down once."""
+
+    def method(llm: LLM, prompt: Prompt, /, *args: P.args, **options: P.kwargs) -> R:
+        return call(llm, prompt, make(*args, **options))
+
+    own = list(inspect.signature(call).parameters.values())[:2]
+    fields = list(inspect.signature(make).parameters.values())
+    method.__signature__ = inspect.Signature([*own, *fields])  # type: ignore[attr-defined]
+    method.__doc__, method.__name__ = call.__doc__, call.__name__.strip("_")
+    return method
+
+
+def _stream(llm: LLM, prompt: Prompt, options: Options) -> Stream:
+    """Pieces of text as they become final; `.result` holds the `Generation` so far."""
+    return llm.start(prompt, options)
+
+
+def _generate(llm: LLM, prompt: Prompt, options: Options) -> Generation:
+    """The whole answer to a prompt or to messages."""
+    stream = llm.start(prompt, options)
+    for _ in stream:
+        pass
+    return stream.result
 
 
 class LLM:
-    """A loaded bundle. A context manager; `close` frees the weights."""
+    """A loaded bundle, with its draft model if it has one. A context manager; `close` frees the weights."""
 
-    def __init__(self, bundle: Bundle, session: OrtSession, provider: str, threads: int | None) -> None:
-        self.bundle, self.session = bundle, session
+    def __init__(
+        self,
+        bundle: Bundle,
+        session: OrtSession,
+        provider: str,
+        threads: int | None = None,
+        companion: Companion | None = None,
+    ) -> None:
+        self.bundle, self.session, self.companion = bundle, session, companion or Companion(bundle)
         self.provider = provider_name(provider).removesuffix(SUFFIX).lower()
         self.text = Text(bundle)
         self._threads = threads or os.cpu_count() or 1
         self._costs: CostCurve | None = None
         self._current: Stream | None = None
 
-    def generate(
-        self,
-        prompt: str | Sequence[Message],
-        *,
-        max_new_tokens: int | None = NEW_TOKENS,
-        method: str = "auto",
-        width: int | None = None,
-        draft_tokens: int | None = None,
-        temperature: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
-        repetition_penalty: float = 1.0,
-        seed: int | None = None,
-        stop: str | Sequence[str] = (),
-        chat: bool = True,
-    ) -> Generation:
-        """The whole answer to a prompt or to messages; options as in `stream`."""
-        stream = self.stream(
-            prompt,
-            max_new_tokens=max_new_tokens,
-            method=method,
-            width=width,
-            draft_tokens=draft_tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
-            seed=seed,
-            stop=stop,
-            chat=chat,
-        )
-        for _ in stream:
-            pass
-        return stream.result
+    generate = by_keyword(Options, _generate)
+    stream = by_keyword(Options, _stream)
 
-    def stream(
-        self,
-        prompt: str | Sequence[Message],
-        *,
-        max_new_tokens: int | None = NEW_TOKENS,
-        method: str = "auto",
-        width: int | None = None,
-        draft_tokens: int | None = None,
-        temperature: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
-        repetition_penalty: float = 1.0,
-        seed: int | None = None,
-        stop: str | Sequence[str] = (),
-        chat: bool = True,
-    ) -> Stream:
-        """Pieces of text as they become final; `.result` holds the `Generation` so far.
-
-        max_new_tokens  None: until the model ends or the context is full
-        method          a drafting method: auto, plain, prompt-lookup ...
-        width           most rows of a verify run, drafted tokens and the pending one
-        draft_tokens    most tokens drafted in a step; None: the method's own choice
-        temperature ... seed  as in `Sampling`; temperature 0 is greedy
-        stop            text that ends the answer and is not part of it, or several
-        chat            False: the prompt as it is, without the model's chat template
-        """
-        sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed)
+    def start(self, prompt: Prompt, options: Options) -> Stream:
+        """`stream` with its keywords in one record."""
+        request.check(options)
         facts = self.bundle.manifest.text
-        limits = Limits(max_new_tokens, facts.eos_ids, facts.tokens, width)
-        text = TextStream(self.text.decode, [stop] if isinstance(stop, str) else stop)
-        ids = self._encode(prompt, chat)
-        drafter = self._drafter(method, draft_tokens)
+        sampling = request.sampling(options, [w for word in options.bad_words for w in self.text.spellings(word)])
+        text = TextStream(self.text.decode, request.stops(options))
+        ids = self._encode(prompt, options.chat)
+        modules = request.methods(options)
+        cost = self._cost(modules, sampling)
+        pool = request.open_pool(options, facts.tokenizer.sha256)
+        drafter = self._drafter(options, modules, sampling, cost, pool)
+        limits, policy = request.limits(options, facts), request.paced(options, modules, cost)
         self.session.hidden = "hidden" in drafter.wants
+        engine = Engine(self.session, drafter, sampling, limits, policy)
         self._current = None
-        self._current = Stream(self, Engine(self.session, drafter, sampling, limits), ids, text)
+        self._current = Stream(self._owner(pool), engine, ids, text)
         return self._current
 
     def close(self) -> None:
         self._current = None
         self.session.close()
+        self.companion.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -172,7 +150,16 @@ class LLM:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def _encode(self, prompt: str | Sequence[Message], chat: bool) -> list[int]:
+    def _owner(self, pool: Pool | None) -> Owner:
+        def keep(tokens: Sequence[int]) -> None:
+            if pool is not None:
+                pool.add(tokens)
+                pool.save()
+
+        model = self.bundle.manifest.model.name
+        return Owner(self.provider, model, lambda stream: self._current is stream, keep, pool.note if pool else None)
+
+    def _encode(self, prompt: Prompt, chat: bool) -> list[int]:
         if not prompt:
             raise BadUsage("the prompt is empty; give it some text")
         if isinstance(prompt, str):
@@ -185,12 +172,25 @@ class LLM:
             raise BadUsage("messages need the chat template; give plain text with --no-chat (chat=False)")
         return self.text.encode_chat(prompt)
 
-    def _drafter(self, method: str, draft_tokens: int | None) -> Drafter:
-        module = find(DRAFTERS, "create", method, "method")
-        # A method that weighs costs says so in its file; measuring them takes a second, once per machine.
-        cost = self.costs() if "cost" in getattr(module, "READS", ()) else None
-        drafter: Drafter = module.create(DrafterOptions(draft_tokens=draft_tokens, cost=cost))
-        return drafter
+    def _drafter(
+        self,
+        options: Options,
+        modules: Sequence[ModuleType],
+        sampling: Sampling,
+        cost: CostCurve | None,
+        pool: Pool | None,
+    ) -> Drafter:
+        facts = self.bundle.manifest.text
+        draft = self.companion.model() if request.reads(modules, "draft") else None
+        sampler = Sampler(sampling, facts.eos_ids, facts.tokens)
+        told = replace(request.drafting(options), cost=cost, sampler=sampler, draft=draft, pool=pool)
+        return hybrid.create(options.method, told)
+
+    def _cost(self, modules: Sequence[ModuleType], sampling: Sampling) -> CostCurve | None:
+        """Measuring takes a second, once per machine: only for what weighs costs, and not where a seed forbids it."""
+        if not request.reads(modules, "cost") or known_cost(sampling, UNMEASURED) is None:
+            return None
+        return self.costs()
 
     def costs(self) -> CostCurve:
         """t(width) here: measured the first time this bundle runs with this provider and thread count."""
@@ -205,52 +205,3 @@ class LLM:
                 self.session.truncate(0)
                 save_costs(key, self._costs)
         return self._costs
-
-
-class Stream:
-    """An iterator over pieces of text. The prompt has been read when it exists."""
-
-    def __init__(self, llm: LLM, engine: Engine, ids: Sequence[int], text: TextStream) -> None:
-        self._llm, self._engine, self._stream = llm, engine, text
-        self._chunks = engine.generate(ids)
-        self._text: list[str] = []
-        self._pieces = self._run()
-
-    def __iter__(self) -> Iterator[str]:
-        return self
-
-    def __next__(self) -> str:
-        return next(self._pieces)
-
-    @property
-    def result(self) -> Generation:
-        """What there is so far; complete once the iterator has ended."""
-        return Generation(
-            text="".join(self._text),
-            tokens=tuple(self._engine.tokens),
-            finish_reason=self._engine.finish_reason or INTERRUPTED,
-            method=self._engine.drafter.name,
-            provider=self._llm.provider,
-            model=self._llm.bundle.manifest.model.name,
-            stats=self._engine.stats,
-        )
-
-    def _run(self) -> Iterator[str]:
-        for piece in self._raw():
-            if piece:
-                self._text.append(piece)
-                yield piece
-
-    def _raw(self) -> Iterator[str]:
-        """A stop string ends it at once, also one that only the last character completes."""
-        chunk: list[int] | None = []
-        while chunk is not None and not self._stream.stopped:
-            self._check()
-            chunk = next(self._chunks, None)
-            yield self._stream.flush() if chunk is None else self._stream.push(chunk)
-        if self._stream.stopped:
-            self._engine.stop(self._stream.tokens)
-
-    def _check(self) -> None:
-        if self._llm._current is not self:
-            raise SpecError("this generation is over: its model was closed or has begun another one")

@@ -8,12 +8,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import Field, fields
 from functools import wraps
-from typing import ParamSpec
+from typing import Any, ParamSpec
 
 import click
 
 from spec_edge.models.contract import SpecError
+from spec_edge.runtime.options import SHOWN, Options, Shown
 
 P = ParamSpec("P")
 INTERRUPTED = 130
@@ -53,67 +55,67 @@ def main() -> None:
     """Run a language model on this machine, faster by speculation, with the answer it would have given anyway."""
 
 
+def generation_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The fields of `Options`, in their order, as options of a command."""
+    for field in reversed(fields(Options)):
+        command = _click_option(field)(command)
+    return command
+
+
+def _click_option(field: Field[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    shown: Shown = field.metadata[SHOWN]
+    name = f"--{shown.flag or field.name.replace('_', '-')}"
+    text = shown.help if shown.default is None else f"{shown.help}  [default: {shown.default}]"
+    if shown.type is bool:
+        return click.option(name, field.name, flag_value=not field.default, default=field.default, help=text)
+    if shown.many:
+        return click.option(name, field.name, type=shown.type, multiple=True, metavar=shown.metavar, help=text)
+    known = field.default is not None
+    return click.option(
+        name, field.name, type=shown.type, default=field.default, show_default=known, metavar=shown.metavar, help=text
+    )
+
+
 @main.command()
 @click.argument("prompt")
 @click.option(
     "-m", "--model", default="smollm2-135m", show_default=True, help="Bundle, GGUF, HF folder, hub id, alias."
 )
-@click.option("--method", default="auto", show_default=True, help="How tokens are drafted: auto, plain, prompt-lookup.")
-@click.option("--max-new-tokens", type=int, default=512, show_default=True, help="Longest answer.")
-@click.option("--width", type=int, help="Most rows of a verify run.  [default: the bundle's]")
-@click.option("--draft-tokens", type=int, help="Most tokens drafted in a step.  [default: the method's]")
-@click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy.")
-@click.option("--top-k", type=int, default=0, show_default=True, help="Keep the K likeliest tokens; 0 keeps all.")
-@click.option("--top-p", type=float, default=1.0, show_default=True, help="Keep the fewest tokens with this mass.")
-@click.option("--min-p", type=float, default=0.0, show_default=True, help="Keep tokens this likely beside the best.")
-@click.option("--repetition-penalty", type=float, default=1.0, show_default=True, help="Above 1, repeat less.")
-@click.option("--seed", type=int, help="Of the random generator.  [default: a fresh one]")
-@click.option("--stop", multiple=True, metavar="TEXT", help="End the answer before this text; may be repeated.")
 @click.option("--provider", default="cpu", show_default=True, help="ONNX Runtime execution provider.")
 @click.option("--threads", type=int, help="Threads of the network.  [default: one per physical core]")
-@click.option("--no-chat", is_flag=True, help="Give PROMPT to the model as it is, without the chat template.")
+@click.option("--draft", metavar="MODEL", help="A smaller model that drafts.  [default: the one exported with it]")
+@click.option("--draft-provider", default="cpu", show_default=True, help="Its execution provider.")
+@click.option("--draft-threads", type=int, help="Its threads.  [default: one per physical core]")
+@generation_options
 @click.option("--stats", is_flag=True, help="Print what the run cost, on standard error.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 @one_line_errors
 def run(
     prompt: str,
     model: str,
-    method: str,
-    max_new_tokens: int,
-    width: int | None,
-    draft_tokens: int | None,
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    min_p: float,
-    repetition_penalty: float,
-    seed: int | None,
-    stop: tuple[str, ...],
     provider: str,
     threads: int | None,
-    no_chat: bool,
+    draft: str | None,
+    draft_provider: str,
+    draft_threads: int | None,
     stats: bool,
     as_json: bool,
+    **values: Any,
 ) -> None:
     """Answer PROMPT (`-` reads standard input). The model is exported on first use."""
     from spec_edge.runtime.api import load
     from spec_edge.runtime.report import read_prompt, show
+    from spec_edge.runtime.request import check
 
+    options = Options(**values)
+    check(options)
     text = read_prompt(prompt)
-    with load(model, provider=provider, threads=threads) as llm:
-        stream = llm.stream(
-            text,
-            max_new_tokens=max_new_tokens,
-            method=method,
-            width=width,
-            draft_tokens=draft_tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
-            seed=seed,
-            stop=stop,
-            chat=not no_chat,
-        )
-        show(llm, stream, as_json, stats)
+    with load(
+        model,
+        provider=provider,
+        threads=threads,
+        draft=draft,
+        draft_provider=draft_provider,
+        draft_threads=draft_threads,
+    ) as llm:
+        show(llm, llm.start(text, options), as_json, stats)

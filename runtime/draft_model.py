@@ -21,12 +21,13 @@ Logits = NDArray[np.float32]
 class DraftModel:
     """A session and the ids of its committed rows. It outlives a generation: the next one keeps the common prefix.
 
-    tokens  ids below it mean the same to the draft model and the target; no other is drafted
+    tokens  number of the target's token ids, for which there are logits
+    shared  ids below it mean the same to both models; no other is drafted: its logit is -inf
     """
 
-    def __init__(self, session: Session, tokens: int) -> None:
-        self.session = session
-        self.tokens = min(tokens, session.vocab_size)
+    def __init__(self, session: Session, tokens: int, shared: int | None = None) -> None:
+        self.session, self.tokens = session, tokens
+        self.shared = min(tokens, session.vocab_size, tokens if shared is None else shared)
         self._ids = np.empty(session.capacity, np.int64)
         self._held = 0
         self._sure = 0
@@ -50,7 +51,7 @@ class DraftModel:
             return None
         keep = self._common(ids)
         missing = ids[keep:]
-        if any(t >= self.tokens for t in missing):
+        if any(t >= self.shared for t in missing):
             return None
         self.session.truncate(keep)
         self._held = self._sure = keep
@@ -72,7 +73,7 @@ class DraftModel:
         """
         self._held = min(self._held, self._sure - 1)
         self.session.truncate(self._held)
-        return self.session.verify(pending, tree).logits[1:, : self.tokens]
+        return self._real(self.session.verify(pending, tree).logits[1:])
 
     def _common(self, ids: Sequence[int]) -> int:
         """Committed rows that are the text's; the last token is always run again, for its logits."""
@@ -84,10 +85,20 @@ class DraftModel:
     def _run(self, tokens: Sequence[int]) -> Logits:
         """Run and commit."""
         if len(tokens) > self.session.max_width:
-            return self.session.prefill(tokens).logits[-1, : self.tokens]
-        logits = self.session.verify(tokens[0], Draft.chain(tokens[1:])).logits[-1, : self.tokens]
-        self.session.commit(range(len(tokens)))
-        return logits
+            logits = self.session.prefill(tokens).logits[-1:]
+        else:
+            logits = self.session.verify(tokens[0], Draft.chain(tokens[1:])).logits[-1:]
+            self.session.commit(range(len(tokens)))
+        row: Logits = self._real(logits)[0]
+        return row
+
+    def _real(self, logits: Logits) -> Logits:
+        """Without padded ids, and with all of the target's; no copy where the vocabularies are the same."""
+        if self.shared == self.tokens:
+            return logits[:, : self.tokens]
+        out = np.full((len(logits), self.tokens), -np.inf, np.float32)
+        out[:, : self.shared] = logits[:, : self.shared]
+        return out
 
     def _append(self, tokens: Sequence[int]) -> None:
         end = self._held + len(tokens)

@@ -8,13 +8,15 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable
+from itertools import zip_longest
 
 import click
 from rich.console import Console
 from rich.table import Table
 
 from spec_edge.models.contract import BadUsage
-from spec_edge.runtime.api import LLM, Generation, Stream
+from spec_edge.runtime.api import LLM
+from spec_edge.runtime.stream import Generation, Stream
 
 STDIN_LIMIT = 64 << 20
 """Most bytes read from standard input."""
@@ -44,6 +46,8 @@ def show(llm: LLM, stream: Stream, as_json: bool, stats: bool) -> None:
         _print_pieces(stream, quiet=as_json)
     finally:
         result = stream.result
+        if stream.note:
+            click.echo(f"note: {stream.note}", err=True)
         if as_json:
             click.echo(json.dumps(result.as_dict(), ensure_ascii=False))
         if stats:
@@ -65,16 +69,20 @@ def table(llm: LLM, result: Generation) -> Table:
     s, manifest = result.stats, llm.bundle.manifest
     per = 100 / s.decode_s if s.decode_s else 0.0
     nodes = ", ".join(f"{count} on {name}" for name, count in sorted(llm.session.assignment.items()))
-    positions = ", ".join(map(str, s.accepted_by_position)) or "-"
+    pairs = zip_longest(s.accepted_by_position, s.drafted_by_position, fillvalue=0)
+    positions = ", ".join(f"{accepted}/{drafted}" for accepted, drafted in pairs) or "-"
+    by_drafter = ", ".join(f"{name} {count}" for name, count in s.steps_by_drafter.items()) or "-"
     rows = {
         "model": f"{result.model}, {manifest.precision}",
         "nodes": nodes,
-        "method": result.method,
+        "method": result.method + (", LOSSY acceptance" if s.lossy else ""),
         "prompt": f"{s.prompt_tokens} tokens, first token after {1000 * s.ttft_s:.0f} ms",
         "answer": f"{s.new_tokens} tokens, {result.finish_reason}",
         "speed": f"{s.tokens_per_s:.1f} tokens/s over {s.decode_s:.2f} s",
         "steps": f"{s.steps}, acceptance length {s.acceptance_length:.2f}",
-        "drafted": f"{s.drafted}, accepted {s.accepted}, by position {positions}",
+        "drafters": by_drafter,
+        "drafted": f"{s.drafted}, accepted {s.accepted}, bonus {s.bonus}",
+        "by position": f"accepted/drafted steps {positions}",
         "time": f"verify {per * s.verify_s:.1f} %, draft {per * s.draft_s:.1f} %, overhead {per * s.overhead_s:.1f} %",
     }
     out = Table(show_header=False, box=None)

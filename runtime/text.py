@@ -67,6 +67,11 @@ class Text:
                 ids += _encode(self._later if i else self._first, restore(part))
         return ids
 
+    def spellings(self, word: str) -> list[list[int]]:
+        """Ids of a word at the beginning of a text and after a space, each once."""
+        found = [self.encode(form) for form in (word, f" {word}") if word]
+        return [ids for i, ids in enumerate(found) if ids and ids not in found[:i]]
+
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, special tokens left out."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))

@@ -16,12 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spec_edge.models.contract import BadUsage, SpecError
-from spec_edge.runtime import sampling
 from spec_edge.runtime.draft import EMPTY, ROOT, Context, Draft, Output, Verdict
 from spec_edge.runtime.draft_model import DraftModel, Logits
 from spec_edge.runtime.drafters.options import DrafterOptions
 from spec_edge.runtime.law import Law, draw
-from spec_edge.runtime.sampling import Sampling
+from spec_edge.runtime.processors import Past
+from spec_edge.runtime.sampling import Sampler
+
+READS = ("draft",)
+"""Options of `create` that take time to prepare and are needed here."""
 
 DRAFT_TOKENS = 4
 CONFIDENCE = 0.3
@@ -48,14 +51,19 @@ class DraftDrafter:
 
     def __init__(self, model: DraftModel, options: DrafterOptions) -> None:
         self._model, self._options = model, options
-        self._sampling = options.sampling
+        self._sampler, self._drawing = options.sampler, not options.sampler.options.greedy
         self._most = options.draft_tokens or len(options.tree or ()) or DRAFT_TOKENS
         self._least = CONFIDENCE if options.confidence is None else options.confidence
+        # By this law greedy continuations are ranked: penalties stay, nothing is cut.
+        whole = replace(options.sampler.options, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
+        self._ranking = self._sampler if self._drawing else Sampler(whole)
+        self._prompt = 0
         self._q: NDArray[np.float64] = np.empty((0, 0))
         self._scratch: NDArray[np.float32] = np.empty(0, np.float32)
 
     def start(self, prompt: Sequence[int]) -> None:
         """Read the prompt, apart from what it shares with the last text."""
+        self._prompt = len(prompt)
         self._model.begin()
         self._model.follow(prompt)
 
@@ -68,7 +76,7 @@ class DraftDrafter:
         try:
             if self._options.tree is not None:
                 return self._tree(context.ids[-1], logits, most, width - 1)
-            return self._greedy(logits, most) if self._sampling.greedy else self._drawn(logits, most, context)
+            return self._drawn(logits, most, context) if self._drawing else self._greedy(logits, most)
         except FloatingPointError as error:
             raise SpecError(f"draft model: {error}; it computes garbage, try another precision of it") from None
 
@@ -78,7 +86,7 @@ class DraftDrafter:
     def _greedy(self, logits: Logits, most: int) -> Draft:
         tokens: list[int] = []
         while True:
-            token = sampling.best(logits, self._model.text, self._sampling)
+            token = self._sampler.best(logits, self._past)
             if self._least > 0 and self._likelihood(logits, token) < self._least:
                 break
             tokens.append(token)
@@ -91,7 +99,7 @@ class DraftDrafter:
         """Whether to stop is decided before a token is drawn: a token dropped for what it is would bend its law."""
         tokens: list[int] = []
         while True:
-            law = sampling.law(logits, self._model.text, self._sampling)
+            law = self._sampler.law(logits, self._past)
             if law.p.max() < self._least:
                 break
             tokens.append(draw(law, context.rng))
@@ -101,10 +109,14 @@ class DraftDrafter:
             logits = self._model.extend(tokens[-1])
         return Draft.chain(tokens, self._q[: len(tokens)]) if tokens else EMPTY
 
+    @property
+    def _past(self) -> Past:
+        return Past(self._model.text, self._prompt)
+
     def _state(self, row: int, law: Law) -> None:
         """Row of q: the law in full. The buffer stays: fresh pages cost more than the numbers."""
-        if row == 0 and not self._q.size:
-            self._q = np.empty((self._most, self._options.tokens or self._model.tokens))
+        if not self._q.size:
+            self._q = np.empty((self._most, self._model.tokens))
         self._q[row] = 0
         self._q[row, law.ids] = law.p
 
@@ -119,7 +131,7 @@ class DraftDrafter:
         """Level by level; the run of a level holds the nodes expanded so far, which are few."""
         wanted, at_once = (self._options.tree, most) if self._options.tree else ((BRANCHES,) * depth, BRANCHES)
         room = min(self._model.session.max_width - 1, self._model.session.capacity - len(self._model.text))
-        text = np.array(self._model.text)
+        text = Past(self._model.text.copy(), self._prompt)
         nodes = [Node(t, ROOT, p) for t, p in self._top(logits, text, wanted[0])]
         spread: list[int] = []
         for branches in wanted[1:depth]:
@@ -130,23 +142,18 @@ class DraftDrafter:
             spread += frontier
             rows = self._model.grown(pending, _draft(nodes, spread))[-len(frontier) :]
             for logits, i in zip(rows, frontier, strict=True):
-                after = np.append(text, _path(nodes, i))
-                nodes += [Node(t, i, p * nodes[i].reach) for t, p in self._top(logits, after, branches)]
+                after = self._top(logits, text + _path(nodes, i), branches)
+                nodes += [Node(t, i, p * nodes[i].reach) for t, p in after]
         return _draft(nodes, sorted(_best(nodes, most)))
 
-    def _top(self, logits: Logits, history: NDArray[np.int64], count: int) -> Iterator[tuple[int, float]]:
+    def _top(self, logits: Logits, past: Past, count: int) -> Iterator[tuple[int, float]]:
         """The likeliest tokens, best first, with their probabilities; none that is impossible."""
-        law = sampling.law(logits, history, self._sampling if not self._sampling.greedy else self._scoring)
+        law = self._ranking.law(logits, past)
         count = min(count, law.p.size)
         top = np.argpartition(law.p, -count)[-count:]
         for i in top[np.lexsort((top, -law.p[top]))]:
             if law.p[i] > 0:
                 yield int(law.ids[i]), float(law.p[i])
-
-    @property
-    def _scoring(self) -> Sampling:
-        """The law by which greedy continuations are ranked: nothing is cut, penalties stay."""
-        return replace(self._sampling, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 
 
 def _best(nodes: Sequence[Node], most: int) -> list[int]:

@@ -21,7 +21,8 @@ from spec_edge.runtime.sessions.ort import OrtSession
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 GOLDENS = Path(__file__).parent / "goldens"
-STATS = ["prompt_tokens", "new_tokens", "steps", "drafted", "accepted", "acceptance_length", "accepted_by_position"]
+STATS = ["prompt_tokens", "new_tokens", "steps", "drafted", "accepted", "bonus", "acceptance_length"]
+STATS += ["accepted_by_position", "drafted_by_position", "steps_by_drafter", "lossy"]
 STATS += ["ttft_s", "decode_s", "tokens_per_s", "draft_s", "verify_s", "overhead_s"]
 
 

@@ -1,0 +1,55 @@
+"""The draft model of a loaded bundle.
+
+Enters: the target's bundle and the draft's, by name or as the target records it. Leaves: a `DraftModel` whose ids mean
+what the target's do. Its network is opened when a method first wants it, on a provider and threads of its own.
+"""
+
+from __future__ import annotations
+
+from spec_edge.models.contract import SpecError
+from spec_edge.runtime.bundle import Bundle, is_bundle, open_bundle
+from spec_edge.runtime.draft_model import DraftModel
+from spec_edge.runtime.sessions.ort import OrtSession
+from spec_edge.runtime.vocabulary import shared_by
+
+
+class Companion:
+    """A draft model that was named is checked at once, one that the target's bundle records when it is first wanted."""
+
+    def __init__(
+        self, target: Bundle, named: Bundle | None = None, provider: str = "cpu", threads: int | None = None
+    ) -> None:
+        """SpecError: its vocabulary is another one."""
+        self._target, self._provider, self._threads = target, provider, threads
+        self._session: OrtSession | None = None
+        self._model: DraftModel | None = None
+        self._found = None if named is None else (named, shared_by(target, named))
+
+    def model(self) -> DraftModel | None:
+        """The same one at each call: it remembers the last text. None: there is none."""
+        if self._model is None:
+            bundle = None if self._found else recorded(self._target)
+            found = self._found if bundle is None else (bundle, shared_by(self._target, bundle))
+            if found is None:
+                return None
+            self._session = OrtSession(found[0], self._threads, self._provider)
+            self._model = DraftModel(self._session, self._target.manifest.text.tokens, found[1])
+        return self._model
+
+    def close(self) -> None:
+        if self._session is not None:
+            self._session.close()
+
+
+def recorded(target: Bundle) -> Bundle | None:
+    """The draft model that was exported with this bundle. SpecError: it is not beside it, or is another one."""
+    fact = target.manifest.draft
+    if fact is None:
+        return None
+    folder = target.folder.with_name(fact.folder)
+    if not is_bundle(folder):
+        raise SpecError(f"the draft model of this bundle is not at {folder}; put it back, or name one with --draft")
+    bundle = open_bundle(folder)
+    if bundle.digest != fact.sha256:
+        raise SpecError(f"{folder} is not the draft model that was exported with this bundle; name one with --draft")
+    return bundle

@@ -1,0 +1,174 @@
+"""What the options of a generation mean to the parts of the runtime.
+
+Enters: `Options`. Leaves: sampling, limits, drafting options, a policy, a pool; BadUsage in one line for a value that
+makes no sense. `check` does all that needs no model, so that nothing is loaded or exported for a wrong call.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+
+from spec_edge.models.contract import BadUsage, TextFacts
+from spec_edge.models.plugins import find
+from spec_edge.runtime import policy
+from spec_edge.runtime.costs import CostCurve
+from spec_edge.runtime.drafters.options import DrafterOptions
+from spec_edge.runtime.engine import Limits
+from spec_edge.runtime.hybrid import DRAFTERS
+from spec_edge.runtime.options import Options
+from spec_edge.runtime.policy import Adaptive, Fixed, Policy
+from spec_edge.runtime.pool import DAYS, TOKENS, Pool, default_path
+from spec_edge.runtime.sampling import Sampling
+from spec_edge.runtime.stops import TextStream
+
+PACES = ("auto", "fixed", "adaptive")
+BEST = "best"
+Words = Sequence[Sequence[int]]
+
+
+def check(options: Options) -> None:
+    """BadUsage for anything wrong that can be known without the model."""
+    methods(options)
+    sampling(options, [[0] for word in options.bad_words if word] + [[] for word in options.bad_words if not word])
+    Limits(options.max_new_tokens, width=options.width)
+    drafting(options)
+    if options.pace not in PACES:
+        raise BadUsage(f"pace must be one of {', '.join(PACES)}, not '{options.pace}'")
+    TextStream(lambda _: "", stops(options))
+    _pool_place(options, "0" * 64)
+
+
+def methods(options: Options) -> list[ModuleType]:
+    """The files of the methods in `a+b`. BadUsage: an unknown one, one twice, or `off` names none of them."""
+    names = [name.strip() for name in options.method.split("+")]
+    modules = [find(DRAFTERS, "create", name, "method") for name in names]
+    if len(set(names)) < len(names):
+        raise BadUsage(f"method '{options.method}' names one twice; a+b joins different ones")
+    if strangers := [name for name in options.off if name not in names]:
+        raise BadUsage(f"'{strangers[0]}' is no member of {options.method}, so it cannot be off")
+    return modules
+
+
+def reads(modules: Sequence[ModuleType], what: str) -> bool:
+    """Whether a method says that it needs this: "cost", "draft" ..."""
+    return any(what in getattr(module, "READS", ()) for module in modules)
+
+
+def sampling(options: Options, bad_words: Words) -> Sampling:
+    """bad_words: each as token ids."""
+    return Sampling(
+        temperature=options.temperature,
+        top_k=options.top_k,
+        top_p=options.top_p,
+        min_p=options.min_p,
+        repetition_penalty=options.repetition_penalty,
+        seed=options.seed,
+        presence_penalty=options.presence_penalty,
+        frequency_penalty=options.frequency_penalty,
+        logit_bias=_bias(options.logit_bias),
+        bad_words=bad_words,
+        accept=options.accept,
+        typical_epsilon=options.typical_epsilon,
+        typical_alpha=options.typical_alpha,
+    )
+
+
+def limits(options: Options, facts: TextFacts) -> Limits:
+    return Limits(options.max_new_tokens, facts.eos_ids, facts.tokens, options.width)
+
+
+def stops(options: Options) -> Sequence[str]:
+    return [options.stop] if isinstance(options.stop, str) else options.stop
+
+
+def drafting(options: Options) -> DrafterOptions:
+    """Without what depends on the model: costs, sampler, pool, draft model."""
+    return DrafterOptions(
+        draft_tokens=options.draft_tokens,
+        max_ngram=DrafterOptions.max_ngram if options.max_ngram is None else options.max_ngram,
+        min_ngram=options.min_ngram,
+        lookahead=_lookahead(options.lookahead),
+        lookahead_prompt=options.lookahead_prompt,
+        pool_in_lookahead=options.pool_lookahead,
+        hybrid=options.hybrid,
+        off=tuple(options.off),
+        tree=_tree(options.tree),
+        confidence=options.draft_confidence,
+    )
+
+
+def paced(options: Options, modules: Sequence[ModuleType], cost: CostCurve | None) -> Policy:
+    """How much each step drafts."""
+    if options.pace != "auto":
+        return Fixed() if options.pace == "fixed" else Adaptive(cost)
+    own = any(getattr(module, "OWN_PACE", False) for module in modules)
+    return policy.choose(own, options.width is not None or options.draft_tokens is not None, cost)
+
+
+def open_pool(options: Options, tokenizer: str) -> Pool | None:
+    """tokenizer: SHA-256 of the one whose ids the pool holds."""
+    path = _pool_place(options, tokenizer)
+    if path is None:
+        return None
+    pool = Pool(path, tokenizer, options.pool_tokens or TOKENS, options.pool_days or DAYS)
+    if options.pool_erase:
+        pool.erase()
+    return pool
+
+
+def _pool_place(options: Options, tokenizer: str) -> Path | None:
+    """A name is an application's; what looks like a path is the file."""
+    name = options.pool
+    if name is None:
+        if options.pool_erase or options.pool_lookahead or options.pool_tokens or options.pool_days:
+            raise BadUsage("the options of a pool need its name: --pool NAME")
+        return None
+    if options.pool_tokens is not None and options.pool_tokens < 1:
+        raise BadUsage(f"pool-tokens must be at least 1, not {options.pool_tokens}")
+    if options.pool_days is not None and not options.pool_days > 0:
+        raise BadUsage(f"pool-days must be above 0, not {options.pool_days}")
+    is_path = name.endswith(".json") or any(mark in name for mark in {"/", os.sep})
+    return Path(name).expanduser() if is_path else default_path(name, tokenizer)
+
+
+def _numbers(name: str, value: Sequence[int] | str, example: str) -> tuple[int, ...]:
+    parts = value.split(",") if isinstance(value, str) else value
+    try:
+        return tuple(int(part) for part in parts)
+    except (TypeError, ValueError):
+        raise BadUsage(f"{name} must be whole numbers such as {example}, not '{value}'") from None
+
+
+def _lookahead(value: Sequence[int] | str | None) -> tuple[int, int, int] | None:
+    if value is None:
+        return None
+    numbers = _numbers("lookahead", value, "4,4,1")
+    if len(numbers) != 3:
+        raise BadUsage(f"lookahead takes three numbers W,N,G such as 4,4,1, not {len(numbers)}")
+    return numbers[0], numbers[1], numbers[2]
+
+
+def _tree(value: Sequence[int] | str | None) -> tuple[int, ...] | None:
+    if value is None or value == BEST:
+        return None if value is None else ()
+    return _numbers("tree", value, f"4,2,1 (children by level), or '{BEST}',")
+
+
+def _bias(value: Mapping[int, float] | Sequence[str]) -> dict[int, float]:
+    if isinstance(value, Mapping):
+        return dict(value)
+    return dict(_one_bias(text) for text in value)
+
+
+def _one_bias(text: str) -> tuple[int, float]:
+    token, _, bias = text.partition("=")
+    try:
+        if not math.isnan(float(bias)):
+            return int(token), float(bias)
+    except ValueError:
+        pass
+    raise BadUsage(f"logit-bias must be ID=BIAS such as 42=-5, not '{text}'")
