@@ -1,14 +1,22 @@
 """Acceptance: which drafted tokens the target itself would have produced.
 
 Enters: a `Draft` and, asked for one visited row at a time, the target's best token or law there.
-Leaves: a `Verdict`. Pure functions; the output law is the target's own, whatever the draft.
+Leaves: a `Verdict`. Pure functions. The output law of `greedy` and `exact` is the target's own, whatever the draft;
+that of `typical` is not: it is LOSSY.
 
-Sources: Leviathan et al. 2023 (arXiv 2211.17192) for the ratio rule; the point-mass rule is its case
-of a proposal drawn with certainty, repeated over siblings as in SpecInfer (arXiv 2305.09781).
+| rule        | for                                                              | accepts x                    |
+| greedy      | temperature 0                                                    | if it is the best token      |
+| point mass  | a draft without q: merged, pruned, ranked in any way             | with p(x), else rules it out |
+| ratio       | a draft with q: a chain, or siblings drawn without replacement   | with min(1, p(x) / q(x))     |
+| typical     | sampling with `accept="typical"`                                 | if p(x) > min(e, a exp(-H))  |
+
+Sources: Leviathan et al. 2023 (arXiv 2211.17192), ratio; Miao et al. 2023 (SpecInfer, arXiv 2305.09781), siblings;
+Cai et al. 2024 (Medusa, arXiv 2401.10774), typical.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -16,7 +24,8 @@ import numpy as np
 
 from spec_edge.models.contract import SpecError
 from spec_edge.runtime.draft import ROOT, Draft, Verdict
-from spec_edge.runtime.sampling import Floats, Law, draw, probability, residual, without
+from spec_edge.runtime.law import Floats, Law, draw, probability, residual, without
+from spec_edge.runtime.sampling import Sampling
 
 Tokens = tuple[int, ...]
 Best = Callable[[int, Tokens], int]
@@ -26,7 +35,7 @@ Laws = Callable[[int, Tokens], Law]
 
 
 class Chance(Protocol):
-    """The two random decisions. A test enumerates them, so the law of `sampled` is known exactly."""
+    """The two random decisions. A test enumerates them, so the law of a rule is known exactly."""
 
     def accept(self, probability: float) -> bool: ...
 
@@ -46,6 +55,14 @@ class Dice:
         return draw(law, self._rng)
 
 
+Rule = Callable[[Draft, Laws, Chance], Verdict]
+
+
+def sampled(options: Sampling) -> Rule:
+    """The rule of a sampled generation."""
+    return RULES[options.accept](options)
+
+
 def greedy(draft: Draft, best: Best) -> Verdict:
     """The longest path along which every token is the best one, and the best token after it."""
     at: list[int] = [ROOT]
@@ -58,17 +75,16 @@ def greedy(draft: Draft, best: Best) -> Verdict:
         at = after
 
 
-def sampled(draft: Draft, laws: Laws, chance: Chance) -> Verdict:
-    """Tokens with the target's law. A draft with `q` must be a chain (SpecError)."""
-    if draft.q is None:
-        return _point_mass(draft, laws, chance)
-    if not draft.is_chain:
-        raise SpecError("a drafted tree with probabilities cannot be verified exactly; leave its q out")
-    return _ratio(draft, draft.q, laws, chance)
+def exact(draft: Draft, laws: Laws, chance: Chance) -> Verdict:
+    """Tokens with the target's law. SpecError: a draft whose `q` cannot be what its tokens were drawn from."""
+    return point_mass(draft, laws, chance) if draft.q is None else ratio(draft, draft.q, laws, chance)
 
 
-def _point_mass(draft: Draft, laws: Laws, chance: Chance) -> Verdict:
-    """Siblings in order: accept x with probability p(x), else rule it out; at the end draw from what is left."""
+def point_mass(draft: Draft, laws: Laws, chance: Chance) -> Verdict:
+    """Siblings in order: accept x with probability p(x), else rule it out; at the end draw from what is left.
+
+    Exact for any candidates chosen without looking at the target's draw.
+    """
     at: list[int] = [ROOT]
     tokens: Tokens = ()
     while True:
@@ -85,19 +101,69 @@ def _point_mass(draft: Draft, laws: Laws, chance: Chance) -> Verdict:
         tokens = (*tokens, token)
 
 
-def _ratio(draft: Draft, q: Floats, laws: Laws, chance: Chance) -> Verdict:
-    """Accept x drawn from q with probability min(1, p/q), else draw from norm(max(0, p - q))."""
+def ratio(draft: Draft, q: Floats, laws: Laws, chance: Chance) -> Verdict:
+    """Siblings in order: accept x drawn from q with probability min(1, p/q), else go on with norm(max(0, p - q)).
+
+    Exact if q[i] is the law that token i was drawn from, given the siblings before it. Of siblings drawn without
+    replacement that law excludes the earlier ones; any other q (a merged tree's, one not renormalised) is refused.
+    """
+    at = ROOT
     tokens: Tokens = ()
-    for row, token in enumerate(draft.tokens):
-        if not draft.candidate[row]:
-            break
-        law, drawn = laws(row, tokens), float(q[row, token])
-        if not drawn > 0:
-            raise SpecError(f"drafted token {token} has probability {drawn} in its own q; the drafter is wrong")
-        if not chance.accept(min(1.0, probability(law, token) / drawn)):
-            return Verdict(tuple(range(row)), (*tokens, chance.pick(residual(law, q[row]))))
-        tokens = (*tokens, token)
-    return Verdict(tuple(range(len(tokens))), (*tokens, chance.pick(laws(len(tokens), tokens))))
+    while True:
+        law = laws(at + 1, tokens)
+        before: list[int] = []
+        for node in _children(draft, [at]):
+            token = draft.tokens[node]
+            drawn = float(q[node, token])
+            _check_drawn(token, drawn, q[node][before])
+            if chance.accept(min(1.0, probability(law, token) / drawn)):
+                break
+            law = residual(law, q[node])
+            before.append(token)
+        else:
+            return Verdict(_path(draft, at), (*tokens, chance.pick(law)))
+        at, tokens = node, (*tokens, token)
+
+
+def _check_drawn(token: int, drawn: float, earlier: Floats) -> None:
+    if not drawn > 0:
+        raise SpecError(f"drafted token {token} has probability {drawn} in its own q; the drafter is wrong")
+    if earlier.any():
+        raise SpecError(
+            f"drafted token {token}: its q still holds an earlier sibling, so it was not drawn without replacement; "
+            "leave the draft's q out"
+        )
+
+
+def typical(options: Sampling) -> Rule:
+    """LOSSY. Accept x where p(x) > min(epsilon, alpha exp(-H(p))), along the longest such path (of several, the
+    likeliest), then draw one token from the law after it. H in nats, with Medusa's 1e-5 under the logarithm."""
+
+    def rule(draft: Draft, laws: Laws, chance: Chance) -> Verdict:
+        # (depth, log-probability) and tokens of each accepted node, and the law after it
+        paths: dict[int, tuple[tuple[int, float], Tokens]] = {ROOT: ((0, 0.0), ())}
+        after: dict[int, Law] = {}
+        for node, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
+            if parent not in paths or not draft.candidate[node]:
+                continue
+            (depth, score), tokens = paths[parent]
+            law = after[parent] if parent in after else after.setdefault(parent, laws(parent + 1, tokens))
+            p = probability(law, token)
+            if p > _threshold(law, options):
+                paths[node] = ((depth + 1, score + math.log(p)), (*tokens, token))
+        end = max(paths, key=lambda node: paths[node][0])
+        tokens = paths[end][1]
+        return Verdict(_path(draft, end), (*tokens, chance.pick(laws(end + 1, tokens))))
+
+    return rule
+
+
+def _threshold(law: Law, options: Sampling) -> float:
+    entropy = -float((law.p * np.log(law.p + 1e-5)).sum())
+    return min(options.typical_epsilon, options.typical_alpha * math.exp(-entropy))
+
+
+RULES: dict[str, Callable[[Sampling], Rule]] = {"exact": lambda _: exact, "typical": typical}
 
 
 def _children(draft: Draft, at: Sequence[int]) -> list[int]:

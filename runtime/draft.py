@@ -5,6 +5,7 @@ A draft is data. Positions and mask are derived from `parents` here and nowhere 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,14 +26,20 @@ class Draft:
     tokens     ids
     parents    parents[i] in [-1, i): the drafted token that i follows, -1 for the pending token
     candidate  False for rows that are computed but never accepted (lookahead's window)
-    q          float [n, V]: the law each token was really drawn from, after its transforms; None for a
-               deterministic proposal (point mass)
+    q          float [n, V]: the law each token was really drawn from, after its transforms and given the siblings
+               before it (drawn without replacement: 0 at theirs, renormalised); None for a deterministic proposal and
+               for every tree that was merged, ranked or deduplicated (point mass)
+    sources    names of the drafters whose tokens these are, where the proposing drafter is made of several
+    grade      how far the drafter trusts this draft, in steps of its own (the length of a match): drafts of one grade
+               are expected to be accepted alike
     """
 
     tokens: tuple[int, ...]
     parents: tuple[int, ...]
     candidate: tuple[bool, ...]
     q: NDArray[np.floating] | None = None
+    sources: tuple[str, ...] = ()
+    grade: int = 0
 
     def __post_init__(self) -> None:
         n = len(self.tokens)
@@ -44,10 +51,10 @@ class Draft:
             raise SpecError(f"a draft of {n} tokens needs q of shape [{n}, V], not {list(self.q.shape)}")
 
     @classmethod
-    def chain(cls, tokens: Sequence[int], q: NDArray[np.floating] | None = None) -> Draft:
+    def chain(cls, tokens: Sequence[int], q: NDArray[np.floating] | None = None, grade: int = 0) -> Draft:
         """Each token follows the one before it."""
         n = len(tokens)
-        return cls(tuple(tokens), tuple(range(-1, n - 1)), (True,) * n, q)
+        return cls(tuple(tokens), tuple(range(-1, n - 1)), (True,) * n, q, grade=grade)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -63,6 +70,12 @@ class Draft:
         for i, parent in enumerate(self.parents):
             depth[i + 1] = depth[parent + 1] + 1
         return depth
+
+    @cached_property
+    def levels(self) -> tuple[int, ...]:
+        """[d]: candidates at depth d + 1, down to the deepest."""
+        count = Counter(int(d) for d, c in zip(self.depths[1:], self.candidate, strict=True) if c)
+        return tuple(count[d] for d in range(1, max(count, default=0) + 1))
 
     @cached_property
     def mask(self) -> NDArray[np.bool_]:

@@ -20,12 +20,16 @@ from numpy.typing import NDArray
 from spec_edge.models.contract import BadUsage, SpecError
 from spec_edge.runtime import accept, sampling
 from spec_edge.runtime.draft import EMPTY, Context, Draft, Verdict
+from spec_edge.runtime.law import Law
+from spec_edge.runtime.policy import Fixed, Policy
+from spec_edge.runtime.processors import Past
 from spec_edge.runtime.protocols import Drafter, Session
 from spec_edge.runtime.prune import prune
-from spec_edge.runtime.sampling import Law, Sampling
+from spec_edge.runtime.sampling import Sampler, Sampling
 from spec_edge.runtime.stats import Round, Stats, dropped, summarise
 
 STOP, LENGTH, CONTEXT = "stop", "length", "context"
+NO_DRAFT = ("plain",)
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,8 @@ class Limits:
 class Engine:
     """One generation at a time over one session; `generate` again starts the next.
 
+    policy         how much each step drafts; None: as much as fits
+
     ids            the prompt and everything after it, the last one pending
     finish_reason  None while running, then stop | length | context
     """
@@ -62,9 +68,12 @@ class Engine:
         drafter: Drafter,
         options: Sampling | None = None,
         limits: Limits | None = None,
+        policy: Policy | None = None,
     ) -> None:
+        """BadUsage: the options name a token that the model does not have."""
         self.session = session
         self.drafter = drafter
+        self.policy = policy or Fixed()
         self.options = options or Sampling()
         self.limits = limits or Limits()
         self.ids: list[int] = []
@@ -72,6 +81,8 @@ class Engine:
         self._tokens = min(self.limits.tokens or session.vocab_size, session.vocab_size)
         self._width = min(self.limits.width or session.max_width, session.max_width)
         self._eos = frozenset(self.limits.eos_ids)
+        self._sampler = Sampler(self.options, self.limits.eos_ids, self._tokens)
+        self._rule = accept.sampled(self.options)
         self._history: NDArray[np.int64] = np.empty(0, np.int64)
         self._rng = sampling.generator(self.options.seed)
         self._prompt = 0
@@ -87,7 +98,7 @@ class Engine:
     @property
     def stats(self) -> Stats:
         """Of the generation so far."""
-        return summarise(self._prompt, len(self.tokens), self._ttft, self._rounds)
+        return summarise(self._prompt, len(self.tokens), self._ttft, self._rounds, self.options.lossy)
 
     def generate(self, prompt: Sequence[int], reuse: bool = False) -> Iterator[list[int]]:
         """Prefill now, then give the new ids chunk by chunk (never an empty one).
@@ -107,6 +118,7 @@ class Engine:
         self._history[: len(prompt)] = prompt
         verdict = self._accept(EMPTY, output.logits)
         self.drafter.start(prompt)
+        self.policy.start()
         first = self._extend(verdict.tokens)
         self._ttft = perf_counter() - begun
         return self._chunks(first)
@@ -115,6 +127,7 @@ class Engine:
         """One round. Returns the tokens it adds to the text: at least one, or none but an end-of-sequence."""
         begun = perf_counter()
         rows, depth = self._room()
+        rows = self.policy.rows(len(self.ids), rows)
         draft = self.drafter.propose(Context(self.ids, self._rng), rows)
         draft = prune(draft, rows - 1, depth, self._tokens)
         drafted = perf_counter()
@@ -126,12 +139,15 @@ class Engine:
         text = self._extend(verdict.tokens)
         accepted = perf_counter()
         self.drafter.observe(verdict, draft, output)
+        self.policy.observe(draft, whole)
         ended = perf_counter()
         self._rounds.append(
             Round(
                 drafted=sum(draft.candidate),
+                depth=len(draft.levels),
                 accepted=min(len(whole.path), len(verdict.tokens)),
                 committed=len(verdict.tokens),
+                sources=draft.sources or ((self.drafter.name,) if len(draft) else NO_DRAFT),
                 draft_s=drafted - begun + ended - accepted,
                 verify_s=verified - drafted,
                 total_s=ended - begun,
@@ -165,27 +181,26 @@ class Engine:
         return min(self._width, self.session.capacity - self.session.length), left - 1
 
     def _accept(self, draft: Draft, logits: NDArray[np.float32]) -> Verdict:
-        real = logits[:, : self._tokens]
-        past = self._history[: len(self.ids)]
+        past = Past(self._history[: len(self.ids)], self._prompt)
 
         def best(row: int, path: tuple[int, ...]) -> int:
-            return sampling.best(real[row], self._before(past, path), self.options)
+            return self._sampler.best(logits[row], self._before(past, path))
 
         def law(row: int, path: tuple[int, ...]) -> Law:
-            return sampling.law(real[row], self._before(past, path), self.options)
+            return self._sampler.law(logits[row], self._before(past, path))
 
         try:
             if self.options.greedy:
                 return accept.greedy(draft, best)
-            return accept.sampled(draft, law, accept.Dice(self._rng))
+            return self._rule(draft, law, accept.Dice(self._rng))
         except FloatingPointError as e:
             where = f"step {len(self._rounds) + 1}" if len(self.ids) > self._prompt else "step 0 (prefill)"
             raise SpecError(
                 f"{where}: {e}; the model or its provider computes garbage, try another precision"
             ) from None
 
-    def _before(self, past: NDArray[np.int64], path: tuple[int, ...]) -> NDArray[np.int64]:
-        return np.append(past, path) if path and self.options.repetition_penalty != 1 else past
+    def _before(self, past: Past, path: tuple[int, ...]) -> Past:
+        return past + path if self._sampler.reads_past else past
 
     def _until_eos(self, verdict: Verdict) -> Verdict:
         """The verdict up to its first end-of-sequence, which becomes the pending token."""

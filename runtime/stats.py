@@ -5,6 +5,7 @@ Enters: one `Round` per verify step. Leaves: a frozen `Stats`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
@@ -13,15 +14,18 @@ from dataclasses import asdict, dataclass, replace
 class Round:
     """One verify step.
 
-    drafted    candidate tokens verified
+    drafted    candidate tokens verified; depth: of the deepest one
     accepted   of those, the ones in the output
     committed  tokens the step added to the output, end-of-sequence included
+    sources    names of the drafters whose tokens were verified
     draft_s    in the drafter; verify_s: in the session's verify; total_s: the whole step
     """
 
     drafted: int
+    depth: int
     accepted: int
     committed: int
+    sources: tuple[str, ...]
     draft_s: float
     verify_s: float
     total_s: float
@@ -35,7 +39,11 @@ class Stats:
     steps                 verify runs; prefill is none
     acceptance_length     tokens committed in verify steps / steps: bonus tokens and end-of-sequence count, tokens
                           past a limit or a stop do not, nor does prefill's token; 0 without steps
-    accepted_by_position  [d]: in how many steps the drafted token at depth d + 1 was accepted
+    bonus                 tokens the steps added that were not drafted: one a step, none where the text ended before
+    accepted_by_position  [d]: in how many steps a drafted token at depth d + 1 was accepted
+    drafted_by_position   [d]: in how many steps there was one
+    steps_by_drafter      steps with tokens of this drafter; "plain": without a draft. A merged draft counts for several
+    lossy                 the acceptance rule does not keep the target's law (`typical`)
     ttft_s                from the call to the first token
     decode_s              in verify steps; what the caller does between them is not counted
     tokens_per_s          tokens committed in verify steps / decode_s
@@ -47,8 +55,12 @@ class Stats:
     steps: int
     drafted: int
     accepted: int
+    bonus: int
     acceptance_length: float
     accepted_by_position: tuple[int, ...]
+    drafted_by_position: tuple[int, ...]
+    steps_by_drafter: dict[str, int]
+    lossy: bool
     ttft_s: float
     decode_s: float
     tokens_per_s: float
@@ -56,24 +68,30 @@ class Stats:
     verify_s: float
     overhead_s: float
 
-    def as_dict(self) -> dict[str, int | float | list[int]]:
+    def as_dict(self) -> dict[str, int | float | list[int] | dict[str, int]]:
         """Plain values in the order above, for JSON."""
-        return asdict(self) | {"accepted_by_position": list(self.accepted_by_position)}
+        return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
 
 
-def summarise(prompt_tokens: int, new_tokens: int, ttft_s: float, rounds: Sequence[Round]) -> Stats:
+def summarise(
+    prompt_tokens: int, new_tokens: int, ttft_s: float, rounds: Sequence[Round], lossy: bool = False
+) -> Stats:
     """Add up the rounds."""
     steps, committed = len(rounds), sum(r.committed for r in rounds)
+    accepted = sum(r.accepted for r in rounds)
     decode, draft, verify = (sum(t) for t in _times(rounds))
-    deepest = max((r.accepted for r in rounds), default=0)
     return Stats(
         prompt_tokens=prompt_tokens,
         new_tokens=new_tokens,
         steps=steps,
         drafted=sum(r.drafted for r in rounds),
-        accepted=sum(r.accepted for r in rounds),
+        accepted=accepted,
+        bonus=committed - accepted,
         acceptance_length=committed / steps if steps else 0.0,
-        accepted_by_position=tuple(sum(r.accepted > d for r in rounds) for d in range(deepest)),
+        accepted_by_position=_by_position([r.accepted for r in rounds]),
+        drafted_by_position=_by_position([r.depth for r in rounds]),
+        steps_by_drafter=dict(Counter(name for r in rounds for name in r.sources)),
+        lossy=lossy,
         ttft_s=ttft_s,
         decode_s=decode,
         tokens_per_s=committed / decode if decode > 0 else 0.0,
@@ -81,6 +99,10 @@ def summarise(prompt_tokens: int, new_tokens: int, ttft_s: float, rounds: Sequen
         verify_s=verify,
         overhead_s=decode - draft - verify,
     )
+
+
+def _by_position(depths: Sequence[int]) -> tuple[int, ...]:
+    return tuple(sum(depth > d for depth in depths) for d in range(max(depths, default=0)))
 
 
 def _times(rounds: Sequence[Round]) -> tuple[list[float], list[float], list[float]]:

@@ -1,117 +1,178 @@
-"""Prompt lookup where it pays, plain decoding where it does not.
+"""Another drafter where it pays, plain decoding where it does not.
 
-Enters: every token so far and the machine's cost curve t(width). Leaves: the chain whose length maximises
-expected tokens per second, E(k) / t(k + 1) with E(k) = 1 + a1 + a1 a2 + ..., or nothing.
+Enters: every token so far, the drafts of a drafter (by default prompt lookup) and the machine's cost curve t(width).
+Leaves: of each draft, or of its chain of first choices, the part that maximises expected tokens per second,
+E(d) / t(rows down to depth d) with E(d) = 1 + a1 + a1 a2 + ... + a1..ad, or nothing.
 
-The acceptances a_j are learnt per length of the match and position in the draft, from a shadow run: a virtual
-drafter that always drafts the full length, whose proposals are compared with what the target then wrote. That
-costs nothing, goes on while decoding is plain, and sees the same kind of steps that real drafting would.
-Only the text and the stored curve decide, never a clock: the same seed gives the same steps.
+The acceptances a_d are learnt per grade of the draft and depth, from a shadow run: a virtual drafter that always drafts
+the whole, whose proposals are compared with what the target then wrote. That costs nothing, goes on while decoding is
+plain, and sees the same kind of steps that real drafting would. Only the text and the stored curve decide, never a
+clock: the same seed gives the same steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from spec_edge.runtime.costs import UNMEASURED, CostCurve
-from spec_edge.runtime.draft import EMPTY, Context, Draft, Output, Verdict
+from spec_edge.runtime.draft import EMPTY, ROOT, Context, Draft, Output, Verdict
+from spec_edge.runtime.drafters import prompt_lookup
 from spec_edge.runtime.drafters.options import DrafterOptions
-from spec_edge.runtime.drafters.prompt_lookup import NgramIndex, continuation
+from spec_edge.runtime.protocols import Drafter
+from spec_edge.runtime.prune import prune
 
 READS = ("cost",)
 """Options of `create` that take time to find out and are worth it here."""
 
+OWN_PACE = True
+"""This method chooses the length of its drafts itself: the engine offers it all the room."""
+
 DRAFT_TOKENS = 15
-MARGIN = 1.03
-"""Gain that a draft must promise over plain decoding: estimates and curves are a few per cent off."""
-PRIOR = 4.0
-"""Weight of what is believed before, in observations. The belief itself errs on the plain side: learning is free."""
-DECAY = 0.98
-"""Each new observation leaves this much of the older ones: a memory of about 50."""
+Grade = tuple[tuple[str, ...], int]
+
+
+@dataclass(frozen=True)
+class Belief:
+    """margin  gain that a draft must promise over plain decoding: estimates and curves are a few per cent off
+    first   acceptance of a first token of grade 0 and of grade 4 or more, before any was seen
+    prior   weight of what is believed before, in observations
+    decay   what each new observation leaves of the older ones
+    """
+
+    margin: float = 1.03
+    first: tuple[float, float] = (0.05, 0.5)
+    prior: float = 4.0
+    decay: float = 0.98
+
+    def of(self, grade: int) -> float:
+        """Acceptance of a first token before any was seen."""
+        none, sure = self.first
+        return none + (sure - none) * min(grade, 4) / 4
 
 
 class Acceptance:
-    """Running estimate of P(position j is right | those before it are, match of length n)."""
+    """Running estimate of P(a token at depth d is right | those above it, a draft of this grade)."""
 
-    def __init__(self, longest: int, positions: int) -> None:
-        self._longest = longest
-        self._right = [[0.0] * positions for _ in range(longest + 1)]
-        self._seen = [[0.0] * positions for _ in range(longest + 1)]
+    def __init__(self, depths: int, belief: Belief) -> None:
+        self._depths, self._belief = depths, belief
+        self._right: dict[Grade, list[float]] = {}
+        self._seen: dict[Grade, list[float]] = {}
 
-    def learn(self, n: int, j: int, right: bool) -> None:
-        """One comparison at position j (from 0) of a draft that followed a match of length n."""
-        self._seen[n][j] = self._seen[n][j] * DECAY + 1.0
-        self._right[n][j] = self._right[n][j] * DECAY + right
+    def learn(self, grade: Grade, d: int, right: bool) -> None:
+        """One comparison at depth d (from 0)."""
+        for table, value in ((self._right, float(right)), (self._seen, 1.0)):
+            row = table.setdefault(grade, [0.0] * self._depths)
+            row[d] = row[d] * self._belief.decay + value
 
-    def rates(self, n: int) -> list[float]:
-        """By position; each leans on the position before it, the first on the length of the match."""
-        believed = (0.1 + 0.9 * n / self._longest) / 2
+    def rates(self, grade: Grade) -> list[float]:
+        """By depth; each leans on the depth above, the first on the grade."""
+        rate, prior, none = self._belief.of(grade[1]), self._belief.prior, [0.0] * self._depths
         out = []
-        for right, seen in zip(self._right[n], self._seen[n], strict=True):
-            believed = (right + PRIOR * believed) / (seen + PRIOR)
-            out.append(believed)
+        for right, seen in zip(self._right.get(grade, none), self._seen.get(grade, none), strict=True):
+            rate = (right + prior * rate) / (seen + prior)
+            out.append(rate)
         return out
 
 
-def best_length(rates: Sequence[float], cost: CostCurve, most: int) -> int:
-    """The k <= most with the most expected tokens per second, 0 if none beats plain decoding by the margin."""
-    best, speed = 0, MARGIN / cost.at(1)
-    expected, reach = 1.0, 1.0
-    for k, rate in enumerate(rates[:most], 1):
+class Shadow:
+    """A virtual drafter: one view of each draft is followed along the text until the text leaves it."""
+
+    def __init__(self, view: Callable[[Draft], Draft], acceptance: Acceptance) -> None:
+        self.view, self.acceptance = view, acceptance
+        self._draft, self._at, self._known = EMPTY, [ROOT], 0
+        self._depth = 0
+
+    def follow(self, ids: Sequence[int], draft: Draft) -> None:
+        """Learn from the tokens that are new; where the old draft is decided, begin with this one."""
+        while self._known < len(ids) and (below := self._below()):
+            at = [i for i in below if self._draft.tokens[i] == ids[self._known]]
+            self.acceptance.learn(grade_of(self._draft), self._depth, bool(at))
+            self._at, self._known, self._depth = at, self._known + 1, self._depth + 1
+        if not self._below():
+            self._draft, self._at, self._known, self._depth = self.view(draft), [ROOT], len(ids), 0
+
+    def _below(self) -> list[int]:
+        draft = self._draft
+        return [i for i, p in enumerate(draft.parents) if p in self._at and draft.candidate[i]]
+
+
+def grade_of(draft: Draft) -> Grade:
+    """Drafts with the same one are learnt together."""
+    return draft.sources, draft.grade
+
+
+def first_choices(draft: Draft) -> Draft:
+    """The chain that begins with a tree's first token and goes on with the first child of each."""
+    if draft.is_chain:
+        return draft
+    path, at = [], ROOT
+    while (child := next((i for i, p in enumerate(draft.parents) if p == at and draft.candidate[i]), None)) is not None:
+        path.append(child)
+        at = child
+    q = None if draft.q is None else draft.q[path]
+    return replace(Draft.chain([draft.tokens[i] for i in path], q), sources=draft.sources, grade=draft.grade)
+
+
+def best_depth(
+    rates: Sequence[float], levels: Sequence[int], cost: CostCurve, width: int, margin: float
+) -> tuple[int, float]:
+    """(the depth with the most expected tokens per second, that gain over plain); (0, margin) if none beats it."""
+    best, gain = 0, margin
+    expected = reach = 1.0
+    rows = 1
+    for depth, (rate, level) in enumerate(zip(rates, levels, strict=False), 1):
         reach *= rate
         expected += reach
-        if expected / cost.at(k + 1) > speed:
-            best, speed = k, expected / cost.at(k + 1)
-    return best
+        rows += level
+        if rows > width:
+            break
+        if expected * cost.at(1) / cost.at(rows) > gain:
+            best, gain = depth, expected * cost.at(1) / cost.at(rows)
+    return best, gain
 
 
 class Auto:
-    """Prompt lookup with a length chosen at every step."""
+    """Another drafter with a depth chosen at every step. Not for drafters whose drafts carry rows of another use."""
 
     name = "auto"
-    wants: frozenset[str] = frozenset()
 
-    def __init__(self, options: DrafterOptions) -> None:
-        self._options = options
-        self._most = options.draft_tokens or DRAFT_TOKENS
-        self._cost = options.cost or UNMEASURED
+    def __init__(self, inner: Drafter, cost: CostCurve, most: int, belief: Belief | None = None) -> None:
+        self._inner, self._cost, self._most, self._belief = inner, cost, most, belief or Belief()
         self.start(())
 
+    @property
+    def wants(self) -> frozenset[str]:
+        return self._inner.wants
+
     def start(self, prompt: Sequence[int]) -> None:
-        """A new text: index the prompt, forget the estimates."""
-        self._index = NgramIndex(self._options.min_ngram or 1, self._options.max_ngram)
-        self._index.update(prompt)
-        self._acceptance = Acceptance(self._options.max_ngram, self._most)
-        self._shadow: list[int] = []
-        self._matched = 0
-        self._checked = 0
-        self._begun = 0
+        """A new text: forget the estimates."""
+        self._inner.start(prompt)
+        views: list[Callable[[Draft], Draft]] = [first_choices, lambda draft: draft]
+        self._shadows = [Shadow(view, Acceptance(self._most, self._belief)) for view in views]
 
     def propose(self, context: Context, width: int) -> Draft:
-        ids = context.ids
-        self._index.update(ids)
-        matched, start = self._index.find(ids)
-        self._learn(ids, matched, start)
-        most = min(self._most, width - 1)
-        if not matched or most < 1:
-            return EMPTY
-        k = best_length(self._acceptance.rates(matched), self._cost, most)
-        return Draft.chain(continuation(ids, start, k)) if k else EMPTY
+        draft = self._inner.propose(context, self._most + 1)
+        if len(draft) and not draft.sources:
+            draft = replace(draft, sources=(self._inner.name,))
+        for shadow in self._shadows:
+            shadow.follow(context.ids, draft)
+        choices = []
+        for shadow in self._shadows[: 1 if draft.is_chain else 2]:
+            view = shadow.view(draft)
+            rates = shadow.acceptance.rates(grade_of(view))
+            depth, gain = best_depth(rates, view.levels, self._cost, width, self._belief.margin)
+            choices.append((gain, depth, view))
+        _, depth, view = max(choices, key=lambda choice: choice[0])
+        return prune(view, len(view), depth, max(view.tokens, default=0) + 1)
 
     def observe(self, verdict: Verdict, draft: Draft, output: Output) -> None:
-        """Nothing: the next `propose` reads the outcome from the text."""
-
-    def _learn(self, ids: Sequence[int], matched: int, start: int) -> None:
-        """Compare the shadow draft with the text; once it is decided, begin the next one here."""
-        while self._checked < len(self._shadow) and self._begun + self._checked < len(ids):
-            right = self._shadow[self._checked] == ids[self._begun + self._checked]
-            self._acceptance.learn(self._matched, self._checked, right)
-            self._checked = self._checked + 1 if right else len(self._shadow)
-        if self._checked == len(self._shadow):
-            self._matched, self._checked, self._begun = matched, 0, len(ids)
-            self._shadow = continuation(ids, start, self._most) if matched else []
+        """The next `propose` reads the outcome from the text; the inner drafter may learn more."""
+        self._inner.observe(verdict, draft, output)
 
 
 def create(options: DrafterOptions) -> Auto:
-    """The drafter of this file."""
-    return Auto(options)
+    """Prompt lookup, from one equal token on: the estimates tell which matches pay."""
+    most = options.draft_tokens or DRAFT_TOKENS
+    inner = prompt_lookup.create(replace(options, draft_tokens=most, min_ngram=options.min_ngram or 1))
+    return Auto(inner, options.cost or UNMEASURED, most)

@@ -75,7 +75,7 @@ class PromptLookup:
         count = min(self._options.draft_tokens or DRAFT_TOKENS, width - 1)
         if not matched or count < 1:
             return EMPTY
-        return Draft.chain(continuation(context.ids, start, count))
+        return Draft.chain(continuation(context.ids, start, count), grade=matched)
 
     def observe(self, verdict: Verdict, draft: Draft, output: Output) -> None:
         """Nothing to learn: the text itself is the memory."""

@@ -13,9 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spec_edge.models.contract import SpecError
-from spec_edge.runtime import accept, sampling
+from spec_edge.runtime import accept
 from spec_edge.runtime.draft import EMPTY, Draft, Verdict
-from spec_edge.runtime.sampling import Law, Sampling
+from spec_edge.runtime.law import Law
+from spec_edge.runtime.processors import Past
+from spec_edge.runtime.sampling import Sampler, Sampling
 
 V = 4
 Tokens = tuple[int, ...]
@@ -69,7 +71,7 @@ class Target:
 
     def law(self, path: Tokens) -> Law:
         logits = np.random.default_rng([self.seed, *path]).normal(size=V) * 1.5
-        return sampling.law(logits, np.array([1, *path]), self.options)
+        return Sampler(self.options).law(logits, Past(np.array([1, *path]), 1))
 
     def p(self, path: Tokens) -> np.ndarray:
         out = np.zeros(V)
@@ -112,7 +114,7 @@ def trees(draw: st.DrawFn) -> Draft:
 @given(trees(), st.integers(0, 1000), st.sampled_from(OPTIONS))
 def test_point_mass_law_is_exact_for_any_tree(draft: Draft, seed: int, options: Sampling) -> None:
     target, joint = Target(seed, options), defaultdict(float)
-    for verdict, weight in outcomes(lambda c: accept.sampled(draft, lambda _, path: target.law(path), c)):
+    for verdict, weight in outcomes(lambda c: accept.exact(draft, lambda _, path: target.law(path), c)):
         check(draft, verdict)
         add(joint, target, verdict.tokens, weight, 3)
     assert error(joint, target, 3) < 1e-12
@@ -137,7 +139,7 @@ def test_ratio_law_is_exact_for_a_chain(
         draft = Draft(tokens, (-1, 0), candidate, q)
 
         def run(c: Script, draft: Draft = draft) -> Verdict:
-            return accept.sampled(draft, lambda _, path: target.law(path), c)
+            return accept.exact(draft, lambda _, path: target.law(path), c)
 
         for verdict, weight in outcomes(run):
             check(draft, verdict)
@@ -159,7 +161,7 @@ def check(draft: Draft, verdict: Verdict) -> None:
 def test_self_draft_is_always_accepted() -> None:
     target = Target(3, OPTIONS[0])
     draft = Draft((0, 1), (-1, 0), (True, True), np.stack([target.p(()), target.p((0,))]))
-    assert {len(v.tokens) for v, _ in outcomes(lambda c: accept.sampled(draft, lambda _, p: target.law(p), c))} == {3}
+    assert {len(v.tokens) for v, _ in outcomes(lambda c: accept.exact(draft, lambda _, p: target.law(p), c))} == {3}
 
 
 def test_laws_are_asked_only_on_the_visited_path() -> None:
@@ -171,22 +173,25 @@ def test_laws_are_asked_only_on_the_visited_path() -> None:
         asked.append(row)
         return target.law(path)
 
-    verdict = accept.sampled(draft, law, accept.Dice(np.random.default_rng(0)))
+    verdict = accept.exact(draft, law, accept.Dice(np.random.default_rng(0)))
     assert verdict.path == (2,)
     assert asked == [0, 3]
 
 
-def test_a_tree_with_q_is_refused() -> None:
-    draft = Draft((0, 1), (-1, -1), (True, True), np.full((2, V), 0.25))
-    with pytest.raises(SpecError, match="tree"):
-        accept.sampled(draft, lambda _, path: Target(0, OPTIONS[0]).law(path), accept.Dice(np.random.default_rng(0)))
+@pytest.mark.parametrize("q", [np.full((2, V), 0.25), np.eye(V)[[1, 1]]])
+def test_siblings_that_were_not_drawn_without_replacement_are_refused(q: np.ndarray) -> None:
+    """A merged tree's q, one not renormalised, one token twice: with any of them the ratio rule would be wrong."""
+    draft = Draft((1, 2) if q[0, 0] else (1, 1), (-1, -1), (True, True), q)
+    p = Law(np.arange(V), np.array([0.7, 0.0, 0.2, 0.1]))
+    with pytest.raises(SpecError, match="replacement"):
+        accept.exact(draft, lambda row, path: p, accept.Dice(np.random.default_rng(0)))
 
 
 @pytest.mark.parametrize("value", [0.0, float("nan"), -1.0])
 def test_a_token_that_its_q_excludes_is_refused(value: float) -> None:
     draft = Draft((0,), (-1,), (True,), np.full((1, V), value))
     with pytest.raises(SpecError, match="q"):
-        accept.sampled(draft, lambda _, path: Target(0, OPTIONS[0]).law(path), accept.Dice(np.random.default_rng(0)))
+        accept.exact(draft, lambda _, path: Target(0, OPTIONS[0]).law(path), accept.Dice(np.random.default_rng(0)))
 
 
 @settings(max_examples=200, deadline=None)
