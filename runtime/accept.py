@@ -77,7 +77,10 @@ def greedy(draft: Draft, best: Best) -> Verdict:
 
 def exact(draft: Draft, laws: Laws, chance: Chance) -> Verdict:
     """Tokens with the target's law. SpecError: a draft whose `q` cannot be what its tokens were drawn from."""
-    return point_mass(draft, laws, chance) if draft.q is None else ratio(draft, draft.q, laws, chance)
+    if draft.q is None:
+        return point_mass(draft, laws, chance)
+    _check_drawn(draft, draft.q)
+    return ratio(draft, draft.q, laws, chance)
 
 
 def point_mass(draft: Draft, laws: Laws, chance: Chance) -> Verdict:
@@ -104,35 +107,35 @@ def point_mass(draft: Draft, laws: Laws, chance: Chance) -> Verdict:
 def ratio(draft: Draft, q: Floats, laws: Laws, chance: Chance) -> Verdict:
     """Siblings in order: accept x drawn from q with probability min(1, p/q), else go on with norm(max(0, p - q)).
 
-    Exact if q[i] is the law that token i was drawn from, given the siblings before it. Of siblings drawn without
-    replacement that law excludes the earlier ones; any other q (a merged tree's, one not renormalised) is refused.
+    Exact if q[i] is the law that token i was drawn from, given the siblings before it; on any other tree it is wrong.
     """
     at = ROOT
     tokens: Tokens = ()
     while True:
         law = laws(at + 1, tokens)
-        before: list[int] = []
         for node in _children(draft, [at]):
             token = draft.tokens[node]
-            drawn = float(q[node, token])
-            _check_drawn(token, drawn, q[node][before])
-            if chance.accept(min(1.0, probability(law, token) / drawn)):
+            if chance.accept(min(1.0, probability(law, token) / float(q[node, token]))):
                 break
             law = residual(law, q[node])
-            before.append(token)
         else:
             return Verdict(_path(draft, at), (*tokens, chance.pick(law)))
         at, tokens = node, (*tokens, token)
 
 
-def _check_drawn(token: int, drawn: float, earlier: Floats) -> None:
-    if not drawn > 0:
-        raise SpecError(f"drafted token {token} has probability {drawn} in its own q; the drafter is wrong")
-    if earlier.any():
-        raise SpecError(
-            f"drafted token {token}: its q still holds an earlier sibling, so it was not drawn without replacement; "
-            "leave the draft's q out"
-        )
+def _check_drawn(draft: Draft, q: Floats) -> None:
+    """Each token is possible in its q, and its q excludes the siblings before it, as drawing without replacement does:
+    a merged or ranked tree, or one whose q was not renormalised, fails here instead of bending the law unseen."""
+    for node, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
+        if not q[node, token] > 0:
+            raise SpecError(
+                f"drafted token {token} has probability {q[node, token]} in its own q; the drafter is wrong"
+            )
+        if any(draft.parents[i] == parent and q[node, draft.tokens[i]] > 0 for i in range(node)):
+            raise SpecError(
+                f"drafted token {token}: its q still holds a sibling before it, so it was not drawn without "
+                "replacement; leave the draft's q out"
+            )
 
 
 def typical(options: Sampling) -> Rule:

@@ -6,6 +6,8 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -21,6 +23,7 @@ from spec_edge.runtime.sampling import Sampler, Sampling
 
 V = 4
 Tokens = tuple[int, ...]
+Node = tuple[int, int, np.ndarray]
 OPTIONS = [
     Sampling(1.0),
     Sampling(0.6, top_k=2),
@@ -28,6 +31,9 @@ OPTIONS = [
     Sampling(1.0, min_p=0.3),
     Sampling(1.0, repetition_penalty=1.7),
     Sampling(0.8, top_k=3, top_p=0.9, min_p=0.05, repetition_penalty=0.6),
+    Sampling(1.0, presence_penalty=1.5, frequency_penalty=-0.7),
+    Sampling(1.0, logit_bias={0: -2.0, 3: 1.5}, bad_words=((2,), (1, 0), (1, 0, 3))),
+    Sampling(0.9, 3, 0.9, 0.02, 1.4, frequency_penalty=0.8, logit_bias={1: 0.5}, bad_words=((1, 1),)),
 ]
 
 
@@ -69,6 +75,7 @@ class Target:
     def __init__(self, seed: int, options: Sampling) -> None:
         self.seed, self.options = seed, options
 
+    @cache  # noqa: B019
     def law(self, path: Tokens) -> Law:
         logits = np.random.default_rng([self.seed, *path]).normal(size=V) * 1.5
         return Sampler(self.options).law(logits, Past(np.array([1, *path]), 1))
@@ -145,6 +152,117 @@ def test_ratio_law_is_exact_for_a_chain(
             check(draft, verdict)
             add(joint, target, verdict.tokens, weight * chance, 3)
     assert error(joint, target, 3) < 1e-12
+
+
+def drawn_trees(drafter: Target, path: Tokens, shape: tuple[int, ...]) -> Iterator[tuple[list[Node], float]]:
+    """Every tree in which shape[d] siblings at depth d are drawn without replacement, with its probability.
+
+    A node is (token, parent, q); nodes come level by level below `path`, each level below the first child only.
+    """
+    if not shape:
+        yield [], 1.0
+        return
+    q = drafter.p(path)
+    for tokens in itertools.permutations(np.flatnonzero(q).tolist(), min(shape[0], int(np.count_nonzero(q)))):
+        nodes, chance, rest = [], 1.0, q.copy()
+        for token in tokens:
+            nodes.append((token, -1, rest / rest.sum()))
+            chance *= nodes[-1][2][token]
+            rest = rest.copy()
+            rest[token] = 0
+        for below, more in drawn_trees(drafter, (*path, tokens[-1]), shape[1:]):
+            shift = len(nodes)
+            last = [(t, shift - 1 if p < 0 else p + shift, law) for t, p, law in below]
+            yield nodes + last, chance * more
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (2,), (3,), (4,), (2, 2), (2, 1, 1)])
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("options", OPTIONS[:2] + OPTIONS[-1:])
+def test_ratio_law_is_exact_for_siblings_without_replacement(
+    shape: tuple[int, ...], seed: int, options: Sampling
+) -> None:
+    """p and q with zeros; children below the last sibling, so that they are reached after rejections."""
+    for drafted in (OPTIONS[0], OPTIONS[1], OPTIONS[5]):
+        target, drafter, joint = Target(seed, options), Target(seed + 77, drafted), defaultdict(float)
+        for nodes, chance in drawn_trees(drafter, (), shape):
+            tokens, parents, laws = zip(*nodes, strict=True)
+            draft = Draft(tokens, parents, (True,) * len(nodes), np.stack(laws))
+
+            def run(c: Script, draft: Draft = draft, target: Target = target) -> Verdict:
+                return accept.exact(draft, lambda _, path: target.law(path), c)
+
+            for verdict, weight in outcomes(run):
+                check(draft, verdict)
+                add(joint, target, verdict.tokens, weight * chance, 2)
+        assert error(joint, target, 2) < 1e-12
+
+
+def test_the_ratio_rule_on_a_merged_tree_is_wrong_and_refused() -> None:
+    """Two tokens drawn from p itself, merged into siblings of which the likelier comes first: token 0 gains."""
+    p = Law(np.arange(3), np.array([0.5, 0.3, 0.2]))
+    by_ratio, by_point_mass = np.zeros(3), np.zeros(3)
+    for pair in itertools.product(range(3), repeat=2):
+        tokens = tuple(sorted(set(pair)))
+        draft = Draft(tokens, (-1,) * len(tokens), (True,) * len(tokens), np.tile(p.p, (len(tokens), 1)))
+        chance = float(p.p[list(pair)].prod())
+        for verdict, weight in outcomes(lambda c, d=draft: accept.ratio(d, d.q, lambda row, path: p, c)):
+            by_ratio[verdict.tokens[0]] += weight * chance
+        bare = replace(draft, q=None)
+        for verdict, weight in outcomes(lambda c, d=bare: accept.exact(d, lambda row, path: p, c)):
+            by_point_mass[verdict.tokens[0]] += weight * chance
+        if len(tokens) > 1:
+            with pytest.raises(SpecError, match="leave the draft's q out"):
+                accept.exact(draft, lambda row, path: p, Script(()))
+    assert by_ratio == pytest.approx([0.75, 0.21, 0.04], abs=1e-12)
+    assert by_point_mass == pytest.approx(p.p, abs=1e-12)
+
+
+def medusa(draft: Draft, target: Target, o: Sampling) -> tuple[int, float]:
+    """(longest accepted prefix over all leaf paths, largest log-probability among those as long), written as Medusa
+    does: every path in full, then its leading accepted part."""
+    results = [(0, 0.0)]
+    for node in range(len(draft)):
+        path = []
+        while node >= 0:
+            path.insert(0, node)
+            node = draft.parents[node]
+        score, length = 0.0, 0
+        for i, n in enumerate(path):
+            p = target.p(tuple(draft.tokens[m] for m in path[:i]))
+            limit = min(o.typical_epsilon, o.typical_alpha * np.exp((p * np.log(p + 1e-5)).sum()))
+            if not draft.candidate[n] or p[draft.tokens[n]] <= limit:
+                break
+            score, length = score + np.log(p[draft.tokens[n]]), length + 1
+        results.append((length, score))
+    return max(results)
+
+
+@settings(max_examples=150, deadline=None)
+@given(trees(), st.integers(0, 1000), st.sampled_from([(0.09, 0.3), (0.3, 0.09), (1.0, 1.0), (0.0, 0.0)]))
+def test_typical_acceptance_is_medusas(draft: Draft, seed: int, limits: tuple[float, float]) -> None:
+    options = Sampling(0.7, accept="typical", typical_epsilon=limits[0], typical_alpha=limits[1])
+    target, rule = Target(seed, options), accept.sampled(options)
+    length, score = medusa(draft, target, options)
+    ends = np.zeros(V)
+    for verdict, weight in outcomes(lambda c: rule(draft, lambda _, path: target.law(path), c)):
+        check(draft, verdict)
+        tokens = verdict.tokens[:-1]
+        assert len(tokens) == length
+        assert sum(np.log(target.p(tokens[:i])[t]) for i, t in enumerate(tokens)) == pytest.approx(score)
+        ends[verdict.tokens[-1]] += weight
+    assert ends == pytest.approx(target.p(tokens), abs=1e-12)
+
+
+def test_typical_acceptance_is_lossy_and_says_so() -> None:
+    """The likeliest token drafted is always taken: its law is no longer the target's."""
+    options = Sampling(1.0, accept="typical")
+    p = Law(np.arange(3), np.array([0.5, 0.3, 0.2]))
+    rule = accept.sampled(options)
+    assert [v.tokens[0] for v, _ in outcomes(lambda c: rule(Draft.chain([0]), lambda row, path: p, c))] == [0, 0, 0]
+    assert options.lossy
+    assert not Sampling(1.0).lossy
+    assert not Sampling(0.0, accept="typical").lossy
 
 
 def check(draft: Draft, verdict: Verdict) -> None:
