@@ -37,7 +37,7 @@ class BlockTensor:
 
     def dense(self) -> NDArray[np.float32]:
         """float32 [N, K]."""
-        w = (self.q.astype(np.float32) - np.float32(1 << (self.bits - 1))) * self.scale[..., None]
+        w: NDArray[np.float32] = (self.q.astype(np.float32) - np.float32(1 << (self.bits - 1))) * self.scale[..., None]
         if self.offset is not None:
             w += self.offset[..., None]
         return w.reshape(self.shape)

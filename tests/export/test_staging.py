@@ -37,7 +37,7 @@ def test_nothing_is_left_behind(tmp_path: Path, error: BaseException) -> None:
 
 
 def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="No space left.*free some space") as caught, staged(tmp_path / "b", False):
+    with pytest.raises(SpecError, match=r"No space left.*free some space") as caught, staged(tmp_path / "b", False):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     assert "\n" not in caught.value.message
     assert list(tmp_path.iterdir()) == []
@@ -73,7 +73,7 @@ def test_other_peoples_files_are_never_replaced(tmp_path: Path) -> None:
 
 def test_an_unwritable_place_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x", "utf-8")
-    with pytest.raises(SpecError, match="cannot write .*choose another folder"), staged(tmp_path / "file" / "b", False):
+    with pytest.raises(SpecError, match=r"cannot write .*choose another folder"), staged(tmp_path / "file" / "b", False):
         raise AssertionError("must not start")
 
 
