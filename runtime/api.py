@@ -116,6 +116,7 @@ class LLM:
         self.text = Text(bundle)
         self._threads = threads or os.cpu_count() or 1
         self._costs: CostCurve | None = None
+        self._pools: dict[tuple[str | int | float | None, ...], Pool | None] = {}
         self._current: Stream | None = None
 
     generate = by_keyword(Options, _generate)
@@ -130,7 +131,7 @@ class LLM:
         ids = self._encode(prompt, options.chat)
         modules = request.methods(options)
         cost = self._cost(modules, sampling)
-        pool = request.open_pool(options, facts.tokenizer.sha256)
+        pool = self._pool(options)
         drafter = self._drafter(options, modules, sampling, cost, pool)
         limits, policy = request.limits(options, facts), request.paced(options, modules, cost)
         self.session.hidden = "hidden" in drafter.wants
@@ -149,6 +150,16 @@ class LLM:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
+
+    def _pool(self, options: Options) -> Pool | None:
+        """Kept open: its search structures are made once."""
+        key = (options.pool, options.pool_tokens, options.pool_days)
+        if key not in self._pools:
+            self._pools[key] = request.open_pool(options, self.bundle.manifest.text.tokenizer.sha256)
+        pool = self._pools[key]
+        if pool is not None and options.pool_erase:
+            pool.erase()
+        return pool
 
     def _owner(self, pool: Pool | None) -> Owner:
         def keep(tokens: Sequence[int]) -> None:

@@ -114,10 +114,7 @@ def open_pool(options: Options, tokenizer: str) -> Pool | None:
     path = _pool_place(options, tokenizer)
     if path is None:
         return None
-    pool = Pool(path, tokenizer, options.pool_tokens or TOKENS, options.pool_days or DAYS)
-    if options.pool_erase:
-        pool.erase()
-    return pool
+    return Pool(path, tokenizer, options.pool_tokens or TOKENS, options.pool_days or DAYS)
 
 
 def _pool_place(options: Options, tokenizer: str) -> Path | None:

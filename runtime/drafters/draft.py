@@ -19,9 +19,10 @@ from spec_edge.models.contract import BadUsage, SpecError
 from spec_edge.runtime.draft import EMPTY, ROOT, Context, Draft, Output, Verdict
 from spec_edge.runtime.draft_model import DraftModel, Logits
 from spec_edge.runtime.drafters.options import DrafterOptions
-from spec_edge.runtime.law import Law, draw
+from spec_edge.runtime.law import Law, draw, probability
 from spec_edge.runtime.processors import Past
 from spec_edge.runtime.sampling import Sampler
+from spec_edge.runtime.trie import Scores
 
 READS = ("draft",)
 """Options of `create` that take time to prepare and are needed here."""
@@ -69,8 +70,12 @@ class DraftDrafter:
 
     def propose(self, context: Context, width: int) -> Draft:
         """A chain's q is a view, valid until the next call."""
+        return self.propose_scored(context, width)[0]
+
+    def propose_scored(self, context: Context, width: int) -> tuple[Draft, Scores]:
+        """The draft, and the probability that the draft model gives each row's path."""
         if width < 2 or (logits := self._model.follow(context.ids)) is None:
-            return EMPTY
+            return EMPTY, []
         # The last drafted token is not run, so it needs no row.
         most = min(self._most, width - 1, self._model.session.capacity - len(context.ids) + 1)
         try:
@@ -83,31 +88,37 @@ class DraftDrafter:
     def observe(self, verdict: Verdict, draft: Draft, output: Output) -> None:
         """Nothing: the next `propose` reads the outcome from the text."""
 
-    def _greedy(self, logits: Logits, most: int) -> Draft:
-        tokens: list[int] = []
+    def _greedy(self, logits: Logits, most: int) -> tuple[Draft, Scores]:
+        nodes: list[Node] = []
+        reach = 1.0
         while True:
             token = self._sampler.best(logits, self._past)
-            if self._least > 0 and self._likelihood(logits, token) < self._least:
+            if (likely := self._likelihood(logits, token)) < self._least:
                 break
-            tokens.append(token)
-            if len(tokens) == most:
+            reach *= likely
+            nodes.append(Node(token, len(nodes) - 1, reach))
+            if len(nodes) == most:
                 break
             logits = self._model.extend(token)
-        return Draft.chain(tokens)
+        return _draft(nodes, range(len(nodes)))
 
-    def _drawn(self, logits: Logits, most: int, context: Context) -> Draft:
+    def _drawn(self, logits: Logits, most: int, context: Context) -> tuple[Draft, Scores]:
         """Whether to stop is decided before a token is drawn: a token dropped for what it is would bend its law."""
-        tokens: list[int] = []
+        nodes: list[Node] = []
+        reach = 1.0
         while True:
             law = self._sampler.law(logits, self._past)
             if law.p.max() < self._least:
                 break
-            tokens.append(draw(law, context.rng))
-            self._state(len(tokens) - 1, law)
-            if len(tokens) == most:
+            token = draw(law, context.rng)
+            reach *= probability(law, token)
+            self._state(len(nodes), law)
+            nodes.append(Node(token, len(nodes) - 1, reach))
+            if len(nodes) == most:
                 break
-            logits = self._model.extend(tokens[-1])
-        return Draft.chain(tokens, self._q[: len(tokens)]) if tokens else EMPTY
+            logits = self._model.extend(token)
+        draft, scores = _draft(nodes, range(len(nodes)))
+        return replace(draft, q=self._q[: len(nodes)]) if nodes else EMPTY, scores
 
     @property
     def _past(self) -> Past:
@@ -127,7 +138,7 @@ class DraftDrafter:
         weights = np.exp(np.subtract(logits, logits[token], out=self._scratch), out=self._scratch)
         return 1.0 / float(weights.sum())
 
-    def _tree(self, pending: int, logits: Logits, depth: int, most: int) -> Draft:
+    def _tree(self, pending: int, logits: Logits, depth: int, most: int) -> tuple[Draft, Scores]:
         """Level by level; the run of a level holds the nodes expanded so far, which are few."""
         wanted, at_once = (self._options.tree, most) if self._options.tree else ((BRANCHES,) * depth, BRANCHES)
         room = min(self._model.session.max_width - 1, self._model.session.capacity - len(self._model.text))
@@ -140,7 +151,7 @@ class DraftDrafter:
             if not frontier:
                 break
             spread += frontier
-            rows = self._model.grown(pending, _draft(nodes, spread))[-len(frontier) :]
+            rows = self._model.grown(pending, _draft(nodes, spread)[0])[-len(frontier) :]
             for logits, i in zip(rows, frontier, strict=True):
                 after = self._top(logits, text + _path(nodes, i), branches)
                 nodes += [Node(t, i, p * nodes[i].reach) for t, p in after]
@@ -169,12 +180,11 @@ def _path(nodes: Sequence[Node], node: int) -> list[int]:
     return tokens[::-1]
 
 
-def _draft(nodes: Sequence[Node], chosen: Sequence[int]) -> Draft:
-    """These nodes as a point-mass draft; each one's parent is among them and before it."""
+def _draft(nodes: Sequence[Node], chosen: Sequence[int]) -> tuple[Draft, Scores]:
+    """These nodes as a point-mass draft with their scores; each one's parent is among them and before it."""
     place = {node: at for at, node in enumerate(chosen)} | {ROOT: ROOT}
-    return Draft(
-        tuple(nodes[i].token for i in chosen), tuple(place[nodes[i].parent] for i in chosen), (True,) * len(chosen)
-    )
+    tokens, parents = (nodes[i].token for i in chosen), (place[nodes[i].parent] for i in chosen)
+    return Draft(tuple(tokens), tuple(parents), (True,) * len(chosen)), [nodes[i].reach for i in chosen]
 
 
 def create(options: DrafterOptions) -> DraftDrafter:
