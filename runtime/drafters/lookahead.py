@@ -76,15 +76,23 @@ def window(levels: Levels) -> Draft:
     return Draft(tuple(tokens), tuple(parents), (False,) * len(tokens))
 
 
-def advance(levels: Levels, best: Sequence[int], shape: Shape) -> Levels:
-    """The window one position on. `best`: the best token below each cell of the last level, pending token included.
+def advance(levels: Levels, best: Sequence[int], shape: Shape, skipped: int = 0) -> Levels:
+    """The window behind the next pending token. `best`: the best token below each cell of the last level.
 
-    Warming up, it gains a level and loses its first column; after that it drops level 0.
+    Warming up, it gains a level and loses its first column; after that it drops level 0. `skipped` tokens accepted
+    beside the bonus token move it that many more columns.
     """
     if len(levels) < shape.n - 1:
         return (*(level[1:] for level in levels), tuple(best[1:]))
-    moved = (*levels[1:], tuple(best))
-    return (moved[0][1:], *moved[1:])
+    moved = [list(level) for level in (*levels[1:], best)]
+    for level in reversed(range(len(moved))):
+        gone, moved[level] = moved[level][:skipped], moved[level][skipped:]
+        while gone:
+            # The last cells are new: (l + 1, j - 1) is a guess for the same place, at the bottom any token will do.
+            j = len(moved[level])
+            moved[level].append(moved[level + 1][j - 1] if level + 1 < len(moved) and j else gone[0])
+            gone.pop(0)
+    return (tuple(moved[0][1:]), *map(tuple, moved[1:]))
 
 
 def locate(shown: Draft, draft: Draft) -> list[int] | None:
@@ -93,9 +101,10 @@ def locate(shown: Draft, draft: Draft) -> list[int] | None:
     Rows are found by their path of tokens: equal paths have equal logits.
     """
     rows: dict[tuple[int, int], int] = {}
+    first = {ROOT: ROOT}
     for i, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
-        if not draft.candidate[i]:
-            rows.setdefault((parent, token), i)
+        if not draft.candidate[i] and parent in first:
+            first[i] = rows.setdefault((first[parent], token), i)
     found: list[int] = []
     for token, parent in zip(shown.tokens, shown.parents, strict=True):
         at = rows.get((found[parent] if parent != ROOT else ROOT, token))
@@ -145,7 +154,7 @@ class Lookahead:
             cells = ((pending, *self._levels[0]), *self._levels[1:], best)
             for ngram in zip(*cells, strict=True):
                 self._pool.add(ngram)
-        self._levels = advance(self._levels, best, self._shape)
+        self._levels = advance(self._levels, best, self._shape, len(verdict.tokens) - 1)
 
     def _open(self, width: int) -> None:
         given = self._options.lookahead

@@ -22,8 +22,8 @@ FLOOR = 0.05
 ORDERS = 4
 """Lengths of context that an estimate blends."""
 
-DOUBT = 2.0
-NOVELTY = 0.5
+DOUBT = 1.0
+NOVELTY = 0.25
 """Trust in a context of m tokens, seen n times with d different followers: m / (m + DOUBT) * n / (n + NOVELTY d)."""
 
 ENOUGH = 0.05

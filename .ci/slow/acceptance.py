@@ -1,0 +1,176 @@
+"""acceptance.py BUNDLE QUESTIONS.jsonl [--methods a,b] [--widths 16,32] [--every N] [--tokens N] [--texts F] [--out F]
+
+Mean acceptance length (greedy; new tokens per verify step, bonus token included) per task and method. The plain text of
+each question is made once and kept in the --texts file. Methods that read only the text (prompt-lookup, suffix, their
+hybrids) are replayed against it without the model; the others run the engine over one prefill per question.
+`lookahead@generation` is lookahead whose pool begins empty instead of with the prompt. `oracle` is the best proposal
+that the text so far can give: the longest run of coming tokens that followed an earlier occurrence of the last token.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import click
+import numpy as np
+
+from spec_edge.runtime import load
+from spec_edge.runtime.api import LLM
+from spec_edge.runtime.draft import Context, Draft
+from spec_edge.runtime.drafters.options import DrafterOptions
+from spec_edge.runtime.engine import Engine, Limits
+from spec_edge.runtime.hybrid import create
+from spec_edge.runtime.protocols import Drafter
+from spec_edge.runtime.sampling import Sampling
+
+METHODS = (
+    "prompt-lookup,suffix,suffix+prompt-lookup,oracle,lookahead@generation,lookahead,lookahead+prompt-lookup,"
+    "lookahead+suffix"
+)
+OFFLINE = {"plain", "prompt-lookup", "suffix"}
+RNG = np.random.default_rng(0)
+Text = dict[str, list[int]]
+"""prompt: ids. new: ids of the plain answer, its end of sequence included."""
+
+
+def drafter(method: str, mode: str) -> Drafter:
+    """A method's drafter; `@generation` as in the module's docstring."""
+    name, _, pool = method.partition("@")
+    return create(name, DrafterOptions(lookahead_prompt=pool != "generation", hybrid=mode))
+
+
+def plain_text(llm: LLM, prompt: str, tokens: int) -> Text:
+    """The target's own greedy answer."""
+    ids = list(llm.text.encode_chat([{"role": "user", "content": prompt}]))
+    engine = Engine(llm.session, create("plain", DrafterOptions()), Sampling(), limits(llm, tokens, None))
+    for _ in engine.generate(ids):
+        pass
+    return {"prompt": ids, "new": engine.ids[len(ids) :]}
+
+
+def limits(llm: LLM, tokens: int, width: int | None) -> Limits:
+    facts = llm.bundle.manifest.text
+    return Limits(tokens, facts.eos_ids, facts.tokens, width)
+
+
+def accepted(draft: Draft, coming: Sequence[int]) -> int:
+    """Depth of the draft's longest path that the text goes on with."""
+    rows = {(p, t): i for i, (p, t) in enumerate(zip(draft.parents, draft.tokens, strict=True)) if draft.candidate[i]}
+    at, depth = -1, 0
+    while depth < len(coming) and (at, coming[depth]) in rows:
+        at, depth = rows[at, coming[depth]], depth + 1
+    return depth
+
+
+def oracle(ids: Sequence[int], known: int, most: int) -> int:
+    """The longest run of tokens from `known` on that followed an earlier occurrence of the last known token."""
+    best = 0
+    for start in range(1, known):
+        if ids[start - 1] == ids[known - 1]:
+            n = 0
+            while n < most and known + n < len(ids) and ids[start + n] == ids[known + n]:
+                n += 1
+            best = max(best, n)
+    return best
+
+
+def walk(text: Text, count: Callable[[list[int], int], int]) -> tuple[int, int]:
+    """(tokens, steps) of an answer when `count(ids, known)` drafted tokens are accepted in each step."""
+    ids, known, steps = [*text["prompt"], *text["new"]], len(text["prompt"]) + 1, 0
+    while known < len(ids):
+        # A step's bonus token comes after what was accepted, so that one at most is left for it.
+        known += min(count(ids, known), len(ids) - known - 1) + 1
+        steps += 1
+    return len(text["new"]) - 1, steps
+
+
+def replayed(text: Text, method: str, width: int, mode: str) -> tuple[int, int]:
+    """Without the model."""
+    if method == "oracle":
+        return walk(text, lambda ids, known: oracle(ids, known, width - 1))
+    proposing = drafter(method, mode)
+    proposing.start(text["prompt"])
+    return walk(text, lambda ids, known: accepted(proposing.propose(Context(ids[:known], RNG), width), ids[known:]))
+
+
+def run(llm: LLM, text: Text, method: str, width: int, tokens: int, mode: str) -> tuple[int, int]:
+    """With it; the session has just read the same prompt."""
+    engine = Engine(llm.session, drafter(method, mode), Sampling(), limits(llm, tokens, width))
+    engine.ids = list(text["prompt"])
+    llm.session.truncate(min(llm.session.length, len(text["prompt"])))
+    for _ in engine.generate(text["prompt"], reuse=True):
+        pass
+    return len(engine.ids) - len(text["prompt"]) - 1, engine.stats.steps
+
+
+def table(counts: dict[tuple[str, int, str], tuple[int, int]], tasks: Sequence[str]) -> str:
+    """Markdown: a row per method and width, a column per task."""
+
+    def cell(method: str, width: int, names: Sequence[str]) -> str:
+        pairs = [counts.get((method, width, t), (0, 0)) for t in names]
+        steps = sum(s for _, s in pairs)
+        return f"{sum(n for n, _ in pairs) / steps:.2f}" if steps else "-"
+
+    lines = ["| method | width | all | " + " | ".join(tasks) + " |", "|---" * (len(tasks) + 3) + "|"]
+    for method, width in dict.fromkeys((m, w) for m, w, _ in counts):
+        cells = [cell(method, width, tasks), *(cell(method, width, [t]) for t in tasks)]
+        lines.append(f"| {method} | {width} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+@click.command()
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("questions", type=click.Path(path_type=Path))
+@click.option("--methods", default=METHODS)
+@click.option("--widths", default="16,32")
+@click.option("--every", default=1, help="Only every Nth question.")
+@click.option("--tokens", default=64)
+@click.option("--mode", default="merge", help="How hybrids join: merge or cascade.")
+@click.option("--texts", type=click.Path(path_type=Path), default=Path("texts.json"))
+@click.option("--out", type=click.Path(path_type=Path))
+def main(
+    bundle: Path,
+    questions: Path,
+    methods: str,
+    widths: str,
+    every: int,
+    tokens: int,
+    mode: str,
+    texts: Path,
+    out: Path | None,
+) -> None:
+    """See the module's docstring."""
+    rows = [json.loads(line) for line in questions.read_text("utf-8").splitlines() if line.strip()][::every]
+    kept: dict[str, Text] = json.loads(texts.read_text("utf-8")) if texts.exists() else {}
+    counts: dict[tuple[str, int, str], tuple[int, int]] = {}
+    with load(bundle) as llm:
+        for row in rows:
+            prompt = row["turns"][0] if "turns" in row else row["prompt"]
+            task = row.get("task") or row.get("source", "all")
+            key = json.dumps([llm.bundle.digest, tokens, prompt])
+            if key not in kept:
+                kept[key] = plain_text(llm, prompt, tokens)
+                texts.write_text(json.dumps(kept), encoding="utf-8")
+            else:
+                llm.session.truncate(0)
+            for method in methods.split(","):
+                offline = method == "oracle" or set(method.split("+")) <= OFFLINE
+                for width in map(int, widths.split(",")):
+                    got = (
+                        replayed(kept[key], method, width, mode)
+                        if offline
+                        else run(llm, kept[key], method, width, tokens, mode)
+                    )
+                    old = counts.get((method, width, task), (0, 0))
+                    counts[method, width, task] = (old[0] + got[0], old[1] + got[1])
+            click.echo(f"{task}: {len(kept[key]['new'])} tokens", err=True)
+    result = table(counts, sorted({t for _, _, t in counts}))
+    click.echo(result)
+    if out:
+        out.write_text(result + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
