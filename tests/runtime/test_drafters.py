@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from spec_edge.models.contract import BadUsage
 from spec_edge.models.plugins import find, known
 from spec_edge.runtime.costs import CostCurve
-from spec_edge.runtime.draft import Context, Draft, Output
+from spec_edge.runtime.draft import EMPTY, Context, Draft, Output, Verdict
 from spec_edge.runtime.drafters import auto, plain, prompt_lookup
 from spec_edge.runtime.drafters.options import DrafterOptions
 from spec_edge.runtime.drafters.prompt_lookup import NgramIndex, continuation
@@ -38,18 +39,17 @@ class Replay:
         self.text = list(text)
         self.vocab_size = max(text) + 1
 
-    def _rows(self, first: int, count: int) -> Output:
-        logits = np.zeros((count, self.vocab_size), np.float32)
-        for row in range(count):
-            logits[row, self.text[(first + row) % len(self.text)]] = 1
+    def _rows(self, places: Sequence[int]) -> Output:
+        logits = np.zeros((len(places), self.vocab_size), np.float32)
+        logits[range(len(places)), [self.text[place % len(self.text)] for place in places]] = 1
         return Output(logits)
 
     def prefill(self, ids: Sequence[int]) -> Output:
         self.length += len(ids)
-        return self._rows(self.length, 1)
+        return self._rows([self.length])
 
     def verify(self, pending: int, draft: Draft) -> Output:
-        return self._rows(self.length + 1, len(draft) + 1)
+        return self._rows((self.length + 1 + draft.depths).tolist())
 
     def commit(self, rows: Sequence[int]) -> None:
         self.length += len(rows)
@@ -210,13 +210,89 @@ def test_auto_is_reproducible() -> None:
     assert (engine.ids, engine.stats.drafted, engine.stats.accepted_by_position) == runs[0]
 
 
-def test_best_length_by_hand() -> None:
+def test_best_depth_by_hand() -> None:
     curve = CostCurve((1, 2, 4), (1.0, 1.5, 2.5))
-    assert auto.best_length([0.9, 0.9, 0.9], curve, 3) == 3
-    assert auto.best_length([0.9, 0.0, 0.0], curve, 3) == 1
-    assert auto.best_length([0.5, 0.9, 0.9], curve, 3) == 0
-    assert auto.best_length([0.54, 0.0, 0.0], curve, 3) == 0  # promises 2.7 per cent: within the margin
-    assert auto.best_length([0.9, 0.9, 0.9], curve, 2) == 2
+
+    def depth(rates: list[float], levels: tuple[int, ...] = (1, 1, 1), width: int = 4) -> int:
+        return auto.best_depth(rates, levels, curve, width, 1.03)[0]
+
+    assert depth([0.9, 0.9, 0.9]) == 3
+    assert depth([0.9, 0.0, 0.0]) == 1
+    assert depth([0.5, 0.9, 0.9]) == 0
+    assert depth([0.54, 0.0, 0.0]) == 0  # promises 2.7 per cent: within the margin
+    assert depth([0.9, 0.9, 0.9], width=3) == 2
+    assert depth([0.9, 0.6], (2, 1), 8) == 0  # 1.9 tokens at a cost of 2, 2.44 at 2.5
+    assert depth([1.0, 1.0, 1.0], (2, 1), 8) == 2
+    assert depth([0.9, 0.9], ()) == 0
+
+
+def test_first_choices_of_a_tree() -> None:
+    tree = Draft((4, 5, 6, 7, 8, 9), (-1, -1, 1, 0, 3, 3), (True, True, True, False, True, True), None, ("x",), 2)
+    assert auto.first_choices(tree) == Draft((4,), (-1,), (True,), None, ("x",), 2)
+    tree = replace(tree, candidate=(True,) * 6, q=np.eye(6, 10))
+    spine = auto.first_choices(tree)
+    assert (spine.tokens, spine.parents, spine.grade) == ((4, 7, 8), (-1, 0, 1), 2)
+    assert spine.q is not None
+    assert (spine.q == np.eye(6, 10)[[0, 3, 4]]).all()
+    assert auto.first_choices(spine) is spine
+    assert auto.first_choices(EMPTY) is EMPTY
+
+
+class Forking:
+    """Knows the text: the right next tokens, with wrong ones beside or before them."""
+
+    name = "forking"
+    wants = frozenset({"hidden"})
+
+    def __init__(self, text: Sequence[int], right_first: bool) -> None:
+        self._text, self._right_first, self.observed = text, right_first, 0
+
+    def start(self, prompt: Sequence[int]) -> None: ...
+
+    def propose(self, context: Context, width: int) -> Draft:
+        right = self._text[len(context.ids) :][:3]
+        tokens, parents, parent = [], [], -1
+        for token in right:
+            pair = [token, (token + 1) % 200]
+            tokens += pair if self._right_first else pair[::-1]
+            parents += [parent, parent]
+            parent = len(tokens) - (2 if self._right_first else 1)
+        return Draft(tuple(tokens), tuple(parents), (True,) * len(tokens))
+
+    def observe(self, verdict: Verdict, draft: Draft, output: Output) -> None:
+        self.observed += 1
+
+
+@pytest.mark.parametrize(("right_first", "rows"), [(True, 4), (False, 7)])
+def test_auto_over_a_tree_takes_the_cheaper_view(right_first: bool, rows: int) -> None:
+    """Where first choices are right, their chain; where they are wrong, the whole tree; both give four tokens."""
+    text = pseudo_text(900, 3, 0.0)
+    inner = Forking(text, right_first)
+    drafter = auto.Auto(inner, CostCurve((1, 16), (1.0, 2.0)), 15)
+    stats = replay(text, 100, drafter, 700)
+    assert stats.acceptance_length > 3.9
+    assert stats.drafted / stats.steps == pytest.approx(rows - 1, abs=0.15)
+    assert stats.steps_by_drafter["forking"] == stats.steps - stats.steps_by_drafter.get("plain", 0)
+    assert inner.observed == stats.steps
+    assert drafter.wants == inner.wants
+
+
+def test_auto_over_a_tree_that_does_not_pay_is_plain() -> None:
+    text = pseudo_text(900, 3, 0.0)
+    stats = replay(text, 100, auto.Auto(Forking(text[::-1], True), STEEP, 15), 700)
+    assert stats.drafted <= 0.05 * stats.steps
+
+
+def test_grades_are_learnt_apart() -> None:
+    acceptance = auto.Acceptance(2, auto.Belief())
+    for _ in range(50):
+        acceptance.learn(((), 4), 0, True)
+        acceptance.learn(((), 1), 0, False)
+        acceptance.learn((("other",), 1), 0, True)
+    assert acceptance.rates(((), 4))[0] > 0.9 < acceptance.rates((("other",), 1))[0]
+    assert acceptance.rates(((), 1))[0] < 0.1
+    assert acceptance.rates(((), 9)) == [auto.Belief().first[1]] * 2
+    assert auto.Belief(first=(0.2, 0.6)).of(2) == pytest.approx(0.4)
 
 
 def test_draft_tokens_caps_auto() -> None:
