@@ -113,7 +113,7 @@ def _choose(precision: str, plan: Plan, law: ReferenceLaw, work: Path, progress:
             rejected.append(Rejected(name, error.message))
             continue
         progress.stage(f"packing {name}")
-        candidate = start(plan, name, work / name)
+        candidate = start(plan, name, work / name, law.peaks)
         tick = progress.stage(f"measuring {name}", len(law.reference.ids))
         if (found := measured(candidate, law, bounded, tick)) is not None:
             return Chosen(candidate, *found, tuple(rejected))

@@ -6,6 +6,7 @@ Enters: a `Plan`. Leaves: a `Candidate`, first with the any-width graphs that me
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -63,7 +64,7 @@ class Candidate:
     waiting: tuple[Form, ...]
 
 
-def start(plan: Plan, precision: str, folder: Path) -> Candidate:
+def start(plan: Plan, precision: str, folder: Path, peaks: Mapping[str, float]) -> Candidate:
     """Write the packed weights, the tokenizer files and the any-width graphs."""
     folder.mkdir()
     wanted = plan.forms(precision)
@@ -72,7 +73,7 @@ def start(plan: Plan, precision: str, folder: Path) -> Candidate:
     table = max(form.context for form in wanted)
     with WeightStore(folder / WEIGHTS) as store:
         stored = store_model(
-            checkpoint.config, rope, checkpoint.weights, scheme(precision), store, table, dtypes=dtypes
+            checkpoint.config, rope, checkpoint.weights, scheme(precision), store, table, dtypes, peaks
         )
         weights = store.fact()
     steps = tuple(form for form in wanted if form.width is None)

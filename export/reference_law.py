@@ -26,10 +26,11 @@ PARITY_ROWS = 128
 
 @dataclass(frozen=True)
 class ReferenceLaw:
-    """`first_logits`: float32 [128, V] of the first kind's first positions."""
+    """`first_logits`: float32 [128, V] of the first kind's first positions; `peaks`: max |x| read by each norm."""
 
     reference: Reference
     first_logits: NDArray[np.float32]
+    peaks: dict[str, float]
 
 
 def check_ids(checkpoint: Checkpoint) -> list[list[int]]:
@@ -51,7 +52,12 @@ def reference_law(checkpoint: Checkpoint, tick: Callable[[int], None]) -> Refere
     total = sum(len(text) for text in ids)
     top_ids, top_logp = np.empty((total, top), np.int32), np.empty((total, top), np.float32)
     rest, first, done = np.empty(total, np.float32), None, 0
-    for logits in forward(config, checkpoint.weights, ids):
+    peaks: dict[str, float] = {}
+
+    def seen(name: str, x: NDArray[np.float32]) -> None:
+        peaks[name] = float(np.abs(x).max())
+
+    for logits in forward(config, checkpoint.weights, ids, seen):
         here = slice(done, done + len(logits))
         top_ids[here], top_logp[here], rest[here] = top_law(logits, top)
         first = logits[: min(PARITY_ROWS, len(ids[0]))].copy() if first is None else first
@@ -61,4 +67,4 @@ def reference_law(checkpoint: Checkpoint, tick: Callable[[int], None]) -> Refere
         raise SpecError("the model's fp32 logits are not finite on the check text; its weights are broken")
     starts = np.concatenate([[0], np.cumsum([len(text) for text in ids])]).astype(np.int64)
     flat = np.concatenate([np.asarray(text, np.int32) for text in ids])
-    return ReferenceLaw(Reference(KINDS, starts, flat, top_ids, top_logp, rest), first)
+    return ReferenceLaw(Reference(KINDS, starts, flat, top_ids, top_logp, rest), first, peaks)

@@ -6,7 +6,7 @@ sums in float64.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from spec_edge.models.checkpoint import ModelConfig, RopeScaling, Weights
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 Ids = Sequence[int] | NDArray[np.integer]
+Seen = Callable[[str, F32], None]
 
 _ROWS = 256
 """Rows of logits that `forward` gives at a time."""
@@ -103,22 +104,29 @@ def _mlp(weights: Weights, layer: str, x: F32) -> F32:
     return _project(weights, f"{layer}.mlp.down_proj", gate, bias=False)
 
 
-def hidden_states(config: ModelConfig, weights: Weights, texts: Sequence[Ids]) -> F32:
-    """The last normed hidden state of every token, texts one after another: float32 [sum of lengths, H]."""
+def hidden_states(config: ModelConfig, weights: Weights, texts: Sequence[Ids], seen: Seen | None = None) -> F32:
+    """The last normed hidden state of every token, texts one after another: float32 [sum of lengths, H].
+
+    `seen(name, x)` is called with what each norm is about to read, x [sum of lengths, H].
+    """
     lengths = [len(text) for text in texts]
+
+    def norm(x: F32, name: str) -> F32:
+        if seen:
+            seen(name, x)
+        return rms_norm(x, weights.dense(f"{name}.weight"), config.norm_eps)
+
     x = weights.dense("model.embed_tokens.weight")[np.concatenate([np.asarray(t, np.int64) for t in texts])]
     for i in range(config.layers):
         layer = f"model.layers.{i}"
-        normed = rms_norm(x, weights.dense(f"{layer}.input_layernorm.weight"), config.norm_eps)
-        x = x + _attention(config, weights, layer, normed, lengths)
-        normed = rms_norm(x, weights.dense(f"{layer}.post_attention_layernorm.weight"), config.norm_eps)
-        x = x + _mlp(weights, layer, normed)
-    return rms_norm(x, weights.dense("model.norm.weight"), config.norm_eps)
+        x = x + _attention(config, weights, layer, norm(x, f"{layer}.input_layernorm"), lengths)
+        x = x + _mlp(weights, layer, norm(x, f"{layer}.post_attention_layernorm"))
+    return norm(x, "model.norm")
 
 
-def forward(config: ModelConfig, weights: Weights, texts: Sequence[Ids]) -> Iterator[F32]:
+def forward(config: ModelConfig, weights: Weights, texts: Sequence[Ids], seen: Seen | None = None) -> Iterator[F32]:
     """Logits of every token of `texts` (each a text of its own), in order, in pieces float32 [up to 256, V]."""
-    hidden = hidden_states(config, weights, texts)
+    hidden = hidden_states(config, weights, texts, seen)
     head = weights.dense("model.embed_tokens.weight" if config.tied else "lm_head.weight")
     for start in range(0, len(hidden), _ROWS):
         yield hidden[start : start + _ROWS] @ head.T

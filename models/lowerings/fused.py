@@ -15,7 +15,7 @@ from __future__ import annotations
 from spec_edge.models.contract import Dim, TensorSpec
 from spec_edge.models.graph import CONTRIB
 from spec_edge.models.lowerings.lowering import Build, Lowering
-from spec_edge.models.stored import ByDtype
+from spec_edge.models.stored import Norm
 
 
 def _slots(build: Build) -> Dim:
@@ -45,20 +45,21 @@ def outputs(build: Build) -> tuple[TensorSpec, ...]:
     return _cache(build, "present")
 
 
-def norm(build: Build, x: str, gamma: ByDtype, path: str) -> str:
+def norm(build: Build, x: str, weight: Norm, path: str) -> str:
     """SimplifiedLayerNormalization, which ONNX Runtime registers in the standard domain."""
     site = build.site
     attributes = {"axis": -1, "epsilon": build.config.norm_eps, "stash_type": 1}
-    return site.graph.op("SimplifiedLayerNormalization", (x, site.graph.stored(gamma[site.dtype])), path, attributes)
+    gamma = site.graph.stored(weight.gamma[site.dtype])
+    return site.graph.op("SimplifiedLayerNormalization", (x, gamma), path, attributes)
 
 
-def add_norm(build: Build, x: str, y: str, gamma: ByDtype, path: str) -> tuple[str, str]:
+def add_norm(build: Build, x: str, y: str, weight: Norm, path: str) -> tuple[str, str]:
     """The sum and its norm in one operator."""
     site = build.site
     total, normed = f"{path}/sum", f"{path}/normed"
     site.graph.ops(
         "SkipSimplifiedLayerNormalization",
-        (x, y, site.graph.stored(gamma[site.dtype])),
+        (x, y, site.graph.stored(weight.gamma[site.dtype])),
         path,
         (normed, "", "", total),
         {"epsilon": build.config.norm_eps},

@@ -13,7 +13,7 @@ from spec_edge.models.checkpoint import ModelConfig
 from spec_edge.models.contract import Dim, TensorSpec
 from spec_edge.models.forms import Form
 from spec_edge.models.plugins import find
-from spec_edge.models.stored import ByDtype, Stored
+from spec_edge.models.stored import Norm, Stored
 
 
 @dataclass(frozen=True)
@@ -41,16 +41,16 @@ class Lowering:
 
     inputs    besides input_ids and rows
     outputs   besides logits and hidden
-    norm      (build, x, gamma, path) -> RMS norm of x
-    add_norm  (build, x, y, gamma, path) -> (x + y, RMS norm of x + y)
+    norm      (build, x, weight, path) -> RMS norm of x
+    add_norm  (build, x, y, weight, path) -> (x + y, RMS norm of x + y)
     attend    (build, projections, layer) -> attention output [S, heads * D]; the projections are one merged q|k|v
               value [S, (heads + 2 kv_heads) D] or three
     """
 
     inputs: Callable[[Build], tuple[TensorSpec, ...]]
     outputs: Callable[[Build], tuple[TensorSpec, ...]]
-    norm: Callable[[Build, str, ByDtype, str], str]
-    add_norm: Callable[[Build, str, str, ByDtype, str], tuple[str, str]]
+    norm: Callable[[Build, str, Norm, str], str]
+    add_norm: Callable[[Build, str, str, Norm, str], tuple[str, str]]
     attend: Callable[[Build, tuple[str, ...], int], str]
 
 

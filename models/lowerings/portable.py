@@ -1,7 +1,7 @@
 """portable: plain opset-17 operators; cos, sin and masks are inputs, and only the S new K/V rows come out.
 
-Operators: Add Concat Div MatMul Mul Neg Pow ReduceMean Reshape Softmax Split Sqrt Transpose; in half precision Abs and
-ReduceMax; in any-width graphs Shape of the two masks, once (where Split divides past from new).
+Operators: Add Concat Div MatMul Mul Neg Pow ReduceMean Reshape Softmax Split Sqrt Transpose, and in any-width graphs
+Shape of the two masks, once (where Split divides past from new).
 
 Heads are split and joined, never transposed: Reshape + Transpose of [1, S, KVH, D] aborts Meteor Lake's compiler. The
 G = heads / kv_heads query heads of a K/V head lie one after the other along the rows, so that K and V are not expanded:
@@ -19,10 +19,10 @@ from collections.abc import Sequence
 
 from spec_edge.models.contract import Dim, TensorSpec
 from spec_edge.models.lowerings.lowering import Build, Lowering
-from spec_edge.models.stored import ByDtype
+from spec_edge.models.stored import Norm
 
-SMALLEST_NORMAL = 6.104e-05
-"""Of float16: hardware may flush anything below to zero."""
+LEAST_EPS = {"float32": 0.0, "float16": 6e-8}
+"""Smallest positive number of each dtype that an addition sees: a row of zeros must not divide by zero."""
 
 
 def _slots(build: Build) -> Dim:
@@ -52,38 +52,28 @@ def outputs(build: Build) -> tuple[TensorSpec, ...]:
     return _cache(build, "new", build.width)
 
 
-def norm(build: Build, x: str, gamma: ByDtype, path: str) -> str:
+def norm(build: Build, x: str, weight: Norm, path: str) -> str:
     """x / sqrt(mean(x^2) + eps) * gamma, in the pattern that OpenVINO and ONNX Runtime fuse.
 
-    Half precision divides each row by its largest magnitude first: SmolLM2's residual reaches 24,245, and 255 is the
-    largest number whose square float16 holds. The norm of a row is that of any multiple of it.
+    Half precision reads x / shrink, whose norm is the same: it cannot hold the squares of a large residual.
     """
     graph, dtype = build.site.graph, build.site.dtype
-    eps = graph.constant(build.config.norm_eps, dtype)
-    if dtype == "float16":
-        x, eps = _row_scaled(build, x, path)
+    factor = weight.shrink if dtype == "float16" else 1.0
+    if factor != 1.0:
+        x = graph.op("Mul", (x, graph.constant(1 / factor, dtype)), f"{path}/shrink/Mul")
+    eps = graph.constant(max(build.config.norm_eps / factor**2, LEAST_EPS[dtype]), dtype)
     square = graph.op("Pow", (x, graph.constant(2, dtype)), f"{path}/Pow")
     mean = graph.op("ReduceMean", (square,), f"{path}/ReduceMean", {"axes": [-1], "keepdims": 1})
-    root = graph.op("Sqrt", (graph.op("Add", (mean, eps), f"{path}/Add"),), f"{path}/Sqrt")
+    biased = graph.op("Add", (mean, eps), f"{path}/Add")
+    root = graph.op("Sqrt", (biased,), f"{path}/Sqrt")
     unit = graph.op("Div", (x, root), f"{path}/Div")
-    return graph.op("Mul", (unit, graph.stored(gamma[dtype])), f"{path}/Mul")
+    return graph.op("Mul", (unit, graph.stored(weight.gamma[dtype])), f"{path}/Mul")
 
 
-def _row_scaled(build: Build, x: str, path: str) -> tuple[str, str]:
-    """(x / peak, eps / peak^2) with each row's largest magnitude as its peak; a row of zeros stays zeros."""
-    graph, dtype = build.site.graph, build.site.dtype
-    size = graph.op("Abs", (x,), f"{path}/peak/Abs")
-    peak = graph.op("ReduceMax", (size,), f"{path}/peak/ReduceMax", {"axes": [-1], "keepdims": 1})
-    peak = graph.op("Add", (peak, graph.constant(SMALLEST_NORMAL, dtype)), f"{path}/peak/Add")
-    root_eps = graph.constant(build.config.norm_eps**0.5, dtype)
-    part = graph.op("Div", (root_eps, peak), f"{path}/peak/eps/Div")
-    return graph.op("Div", (x, peak), f"{path}/peak/Div"), graph.op("Mul", (part, part), f"{path}/peak/eps/Mul")
-
-
-def add_norm(build: Build, x: str, y: str, gamma: ByDtype, path: str) -> tuple[str, str]:
+def add_norm(build: Build, x: str, y: str, weight: Norm, path: str) -> tuple[str, str]:
     """The residual sum and its norm."""
     total = build.site.graph.op("Add", (x, y), f"{path}/residual/Add")
-    return total, norm(build, total, gamma, path)
+    return total, norm(build, total, weight, path)
 
 
 def attend(build: Build, projections: tuple[str, ...], layer: int) -> str:
