@@ -107,9 +107,10 @@ def adaptives() -> Iterator[Setting]:
 
 def autos() -> Iterator[Setting]:
     """Auto over prompt lookup."""
-    firsts = ((0.02, 0.2), (0.05, 0.5), (0.1, 0.8))
-    grid = [(n, m, m_f, 4.0, 0.98) for n, m, m_f in product((1, 2), (1.0, 1.03, 1.06, 1.1), firsts)]
-    grid += [(1, 1.03, (0.05, 0.5), prior, decay) for prior, decay in product((2.0, 8.0), (0.96, 0.98, 0.99))]
+    base = (1, 1.03, (0.1, 0.8), 4.0, 0.98)
+    grid = [base, *((n, m, *base[2:]) for n, m in product((1, 2), (1.0, 1.06, 1.1)))]
+    grid += [(1, 1.03, first, 4.0, 0.98) for first in product((0.05, 0.1, 0.15), (0.5, 0.65, 0.8, 0.95))]
+    grid += [(*base[:3], prior, decay) for prior, decay in product((2.0, 4.0, 8.0), (0.96, 0.98, 0.99))]
     for shortest, margin, first, prior, decay in grid:
         options, belief = DrafterOptions(15, 4, shortest), auto.Belief(margin, first, prior, decay)
         name = f"auto n={shortest}..4 margin={margin} first={first} prior={prior:g} decay={decay}"

@@ -73,7 +73,10 @@ def test_other_peoples_files_are_never_replaced(tmp_path: Path) -> None:
 
 def test_an_unwritable_place_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x", "utf-8")
-    with pytest.raises(SpecError, match=r"cannot write .*choose another folder"), staged(tmp_path / "file" / "b", False):
+    with (
+        pytest.raises(SpecError, match=r"cannot write .*choose another folder"),
+        staged(tmp_path / "file" / "b", False),
+    ):
         raise AssertionError("must not start")
 
 
