@@ -27,12 +27,14 @@ class Belief:
     decay  what each step leaves of the older ones, at every depth: what was seen long ago fades
     """
 
-    rate: float = 0.8
+    rate: float = 0.6
     prior: float = 4.0
-    decay: float = 0.9
+    decay: float = 0.8
 
 
 BELIEF = Belief()
+"""By replay on training prompts and seven cost curves (.ci/slow/replay_policy.py): 0.79 of plain decoding's cost on
+average, 0.96 at worst; rates 0.6 to 0.8, priors 2 to 4 and decays 0.8 to 0.95 are within 0.002 of it."""
 
 
 class Policy(Protocol):

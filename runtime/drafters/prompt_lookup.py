@@ -12,8 +12,10 @@ from spec_edge.runtime.draft import EMPTY, Context, Draft, Output, Verdict
 from spec_edge.runtime.drafters.options import DrafterOptions
 
 DRAFT_TOKENS = 7
+"""By replay on training prompts (.ci/slow/replay_policy.py): under the adaptive policy 5 to 15 cost within 1 % of each
+other; at a fixed length 3 to 5 would be best on average, 0.81 of plain decoding's cost against 0.82."""
 MIN_NGRAM = 2
-"""One equal token says too little to spend a fixed number of rows on: on a CPU that is slower than plain decoding."""
+"""Same replay: matches of one token too cost 2 % more on average, and up to 1.07 of plain decoding against 0.96."""
 
 
 class NgramIndex:
