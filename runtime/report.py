@@ -74,7 +74,7 @@ def table(llm: LLM, result: Generation) -> Table:
     by_drafter = ", ".join(f"{name} {count}" for name, count in s.steps_by_drafter.items()) or "-"
     rows = {
         "model": f"{result.model}, {manifest.precision}",
-        "nodes": nodes,
+        "nodes": nodes or f"all on {llm.provider}",
         "method": result.method + (", LOSSY acceptance" if s.lossy else ""),
         "prompt": f"{s.prompt_tokens} tokens, first token after {1000 * s.ttft_s:.0f} ms",
         "answer": f"{s.new_tokens} tokens, {result.finish_reason}",

@@ -24,6 +24,9 @@ REMOTE = frozenset({"AzureExecutionProvider"})
 DTYPES = {"float": "float32", "double": "float64"}
 """ONNX Runtime's names of tensor types that differ from numpy's."""
 
+TELLS_PLACEMENT = hasattr(ort.InferenceSession, "get_provider_graph_assignment_info")
+"""From ONNX Runtime 1.24 on; Python 3.10 has 1.23 only."""
+
 QUIET = 3
 """Log severity: errors only."""
 
@@ -55,6 +58,8 @@ def open_graph(bundle: Bundle, graph: GraphSpec, provider: str, threads: int | N
     options.intra_op_num_threads = threads or 0
     options.inter_op_num_threads = 1
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    if not TELLS_PLACEMENT:  # where the nodes went cannot be shown afterwards, so all of them must go to the provider
+        options.add_session_config_entry("session.disable_cpu_ep_fallback", str(int(full != CPU)))
     chain = [full] if full == CPU else [full, CPU]
     path = str(bundle.path(graph.file))
     session = guarded(
@@ -67,8 +72,10 @@ def open_graph(bundle: Bundle, graph: GraphSpec, provider: str, threads: int | N
 
 
 def assignment(session: Any) -> dict[str, int]:
-    """How many nodes each provider runs, after ONNX Runtime's own fusions."""
+    """How many nodes each provider runs, after ONNX Runtime's own fusions; empty before ONNX Runtime 1.24."""
     counts: dict[str, int] = {}
+    if not TELLS_PLACEMENT:
+        return counts
     for part in session.get_provider_graph_assignment_info():
         short = part.ep_name.removesuffix(SUFFIX).lower()
         counts[short] = counts.get(short, 0) + len(part.get_nodes())
