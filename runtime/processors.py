@@ -1,6 +1,6 @@
 """What a request does to logits before they become a law: bias, penalties, forbidden words.
 
-Enters: one row of logits and the tokens before it. Leaves: a changed copy, or the row itself where nothing applies.
+Enters: one row of logits, which is changed in place, and the tokens before it.
 Repetition penalty and forbidden words are those of transformers' processors; presence and frequency penalty those of
 the OpenAI API, which vLLM shares: they count generated tokens only, all others count the prompt too.
 """
@@ -31,29 +31,23 @@ class Past:
         return Past(np.append(self.ids, np.asarray(path, np.int64)), self.prompt) if path else self
 
 
-def biased(logits: Floats, ids: Ids, bias: Floats) -> Floats:
-    """`bias[i]` added to the logit of `ids[i]`; the ids differ."""
-    out: Floats = logits.copy()
-    out[ids] += bias.astype(out.dtype)
-    return out
+def bias(logits: Floats, ids: Ids, amounts: Floats) -> None:
+    """`amounts[i]` is added to the logit of `ids[i]`; the ids differ."""
+    logits[ids] += amounts.astype(logits.dtype)
 
 
-def repetition(logits: Floats, past: Past, penalty: float) -> Floats:
-    """Logits of tokens in the text divided by `penalty`, negative ones multiplied; once, however often they occur."""
-    out: Floats = logits.copy()
-    seen = past.ids[past.ids < out.size]
-    score = out[seen]
+def repetition(logits: Floats, past: Past, penalty: float) -> None:
+    """Logits of tokens in the text are divided by `penalty`, negative ones multiplied; once, however often it is."""
+    seen = past.ids[past.ids < logits.size]
+    score = logits[seen]
     # A token that occurs twice is written twice with the same value.
-    out[seen] = np.where(score < 0, score * penalty, score / penalty)
-    return out
+    logits[seen] = np.where(score < 0, score * penalty, score / penalty)
 
 
-def counted(logits: Floats, past: Past, presence: float, frequency: float) -> Floats:
+def counted(logits: Floats, past: Past, presence: float, frequency: float) -> None:
     """Off the logit of each generated token: `presence`, and `frequency` for each time it occurs."""
-    out: Floats = logits.copy()
     ids, times = np.unique(past.ids[past.prompt :], return_counts=True)
-    out[ids] -= (presence + frequency * times).astype(out.dtype)
-    return out
+    logits[ids] -= (presence + frequency * times).astype(logits.dtype)
 
 
 def by_prefix(words: Iterable[tuple[int, ...]]) -> Words:
@@ -64,9 +58,7 @@ def by_prefix(words: Iterable[tuple[int, ...]]) -> Words:
     return out
 
 
-def forbidden(logits: Floats, past: Past, words: Words) -> Floats:
+def forbid(logits: Floats, past: Past, words: Words) -> None:
     """-inf for each token that would complete a forbidden word."""
-    out: Floats = logits.copy()
     for n in {len(prefix) for prefix in words if len(prefix) <= past.ids.size}:
-        out[words.get(tuple(past.ids[past.ids.size - n :].tolist()), [])] = -np.inf
-    return out
+        logits[words.get(tuple(past.ids[past.ids.size - n :].tolist()), [])] = -np.inf

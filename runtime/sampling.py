@@ -129,6 +129,8 @@ class Sampler:
         self._bias = np.array(list(options.logit_bias.values()), np.float64)
         self._words = processors.by_prefix(words)
         self._ends = max(map(len, words), default=1) - 1
+        self._buffers: dict[int, Floats] = {}
+        self._processes = bool(self.reads_past or self._words or self._bias_ids.size)
         most = math.inf if tokens is None else tokens
         for name, ids in (("logit-bias", options.logit_bias), ("bad-words", [t for w in words for t in w])):
             if wrong := [t for t in ids if not 0 <= t < most]:
@@ -149,43 +151,53 @@ class Sampler:
 
         Of tokens that tie at the top-p cut, those with the lowest ids stay.
         """
-        return law(self._processed(logits, past), self.options)
+        logits = self._processed(logits, past)
+        return law(logits, self.options, self._buffer(1, logits))
 
     def _processed(self, logits: Floats, past: Past) -> Floats:
         o, logits = self.options, logits[: self.tokens]
-        if self._bias_ids.size:
-            logits = processors.biased(logits, self._bias_ids, self._bias)
-        if o.repetition_penalty != 1:
-            logits = processors.repetition(logits, past, o.repetition_penalty)
-        if o.presence_penalty or o.frequency_penalty:
-            logits = processors.counted(logits, past, o.presence_penalty, o.frequency_penalty)
-        if not self._words:
+        if not self._processes:
             return logits
         _peak(logits)
-        logits = processors.forbidden(logits, past, self._words)
-        if not np.isfinite(logits.max()):
-            raise BadUsage("the bad words forbid every token here; allow some")
+        changed = self._buffer(0, logits)
+        np.copyto(changed, logits)
+        logits = changed
+        if self._bias_ids.size:
+            processors.bias(logits, self._bias_ids, self._bias)
+        if o.repetition_penalty != 1:
+            processors.repetition(logits, past, o.repetition_penalty)
+        if o.presence_penalty or o.frequency_penalty:
+            processors.counted(logits, past, o.presence_penalty, o.frequency_penalty)
+        if self._words:
+            processors.forbid(logits, past, self._words)
+            if logits.max() == -np.inf:
+                raise BadUsage("the bad words forbid every token here; allow some")
         return logits
 
+    def _buffer(self, which: int, like: Floats) -> Floats:
+        """Kept between rows: a fresh 200 kB at each costs more in page faults than the arithmetic on it."""
+        kept = self._buffers.get(which)
+        if kept is None or kept.shape != like.shape or kept.dtype != like.dtype:
+            kept = self._buffers[which] = np.empty_like(like)
+        return kept
 
-def law(logits: Floats, o: Sampling) -> Law:
-    """The law that temperature, top-k, top-p and min-p make of processed logits."""
+
+def law(logits: Floats, o: Sampling, scratch: Floats) -> Law:
+    """The law that temperature, top-k, top-p and min-p make of processed logits. `scratch`: an array like them."""
     top = logits[_peak(logits)]
     ids = None
     if 0 < o.top_k < logits.size:
         ids = np.flatnonzero(logits >= kth_largest(logits, o.top_k))
-        logits = logits[ids].astype(np.float64)
-    weight = weights(logits, top, o.temperature)
+        logits, scratch = logits[ids].astype(np.float64), np.empty(ids.size)
     if o.top_p < 1 or o.min_p > 0:
-        kept = nucleus(weight, o.top_p)
-        kept = np.compress(weight[kept] >= o.min_p, kept)
-        ids = kept if ids is None else ids[kept]
-        weight = weights(logits[kept].astype(np.float64), top, o.temperature)
-    if ids is None:
-        ids = every(weight.size)
+        weight = weights(logits, top, o.temperature, scratch)
+        kept = nucleus(weight, o.top_p) if o.top_p < 1 else (weight >= o.min_p).nonzero()[0]
+        kept = kept[weight[kept] >= o.min_p]
+        ids, logits = kept if ids is None else ids[kept], logits[kept].astype(np.float64)
+    weight = weights(logits, top, o.temperature)
     # A numpy float64 here would make the division of float32 weights a slow one.
     weight /= float(weight.sum())
-    return Law(ids, weight)
+    return Law(every(weight.size) if ids is None else ids, weight)
 
 
 def _peak(logits: Floats) -> int:

@@ -27,9 +27,9 @@ def every(size: int) -> NDArray[np.int64]:
     return ids
 
 
-def weights(logits: Floats, top: np.floating, temperature: float) -> Floats:
-    """exp((logits - top) / T), a new array of the same type."""
-    out: Floats = logits - top
+def weights(logits: Floats, top: np.floating, temperature: float, out: Floats | None = None) -> Floats:
+    """exp((logits - top) / T) of the same type, in `out` or a new array."""
+    out = np.subtract(logits, top, out=out)
     if temperature != 1:
         out /= temperature
     return np.exp(out, out=out)
@@ -52,8 +52,6 @@ def nucleus(weight: Floats, top_p: float) -> NDArray[np.int64]:
 
     Of weights that tie at the cut, those with the lowest indices stay.
     """
-    if top_p == 1:
-        return every(weight.size)
     total = float(weight.sum())
     at = _above(weight, total, top_p * total)
     inside = weight[at]

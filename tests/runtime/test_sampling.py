@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -96,15 +98,27 @@ def test_processors_equal_transformers(o: Sampling, seed: int, ids: list[int], p
 
 
 def test_each_processor_by_hand() -> None:
-    logits, history = np.array([2.0, -2.0, 1.0, 0.5]), past(0, 1, 2, 2, prompt=1)
-    assert processors.biased(logits, np.array([1, 3]), np.array([5.0, -1])).tolist() == [2, 3, 1, -0.5]
-    assert processors.repetition(logits, history, 2.0).tolist() == [1, -4, 0.5, 0.5]
-    assert processors.counted(logits, history, 1.0, 0.25).tolist() == [2, -3.25, -0.5, 0.5]
+    history = past(0, 1, 2, 2, prompt=1)
     words = processors.by_prefix([(0,), (2, 1), (1, 2, 3), (2, 2, 3), (2, 0, 1, 2, 2, 2)])
-    assert processors.forbidden(logits, history, words).tolist() == [-np.inf, -np.inf, 1, -np.inf]
-    assert processors.forbidden(logits, past(0, 1, 2, 2), {(0, 1, 2, 2): [2]}).tolist() == [2, -2, -np.inf, 0.5]
+
+    def after(process: Callable[..., None], *arguments: object) -> list[float]:
+        logits = np.array([2.0, -2.0, 1.0, 0.5], np.float32)
+        process(logits, *arguments)
+        return logits.tolist()
+
+    assert after(processors.bias, np.array([1, 3]), np.array([5.0, -1])) == [2, 3, 1, -0.5]
+    assert after(processors.repetition, history, 2.0) == [1, -4, 0.5, 0.5]
+    assert after(processors.counted, history, 1.0, 0.25) == [2, -3.25, -0.5, 0.5]
+    assert after(processors.forbid, history, words) == [-np.inf, -np.inf, 1, -np.inf]
+    assert after(processors.forbid, past(0, 1, 2, 2), {(0, 1, 2, 2): [2]}) == [2, -2, -np.inf, 0.5]
+
+
+def test_the_row_itself_is_never_changed() -> None:
+    logits = np.array([2.0, -2.0, 1.0, 0.5])
+    o = Sampling(1.0, 2, 0.9, 0.1, 1.5, None, 0.3, 0.3, {1: 3.0}, ((2,),))
+    law_of(logits, past(0, 1, 2), o)
+    best_of(logits, past(0, 1, 2), o)
     assert logits.tolist() == [2, -2, 1, 0.5]
-    assert processors.counted(logits.astype(np.float32), history, 1.0, 0.25).dtype == np.float32
 
 
 def test_an_end_of_sequence_is_never_a_bad_word_but_may_end_one() -> None:
