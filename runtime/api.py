@@ -22,6 +22,7 @@ from spec_edge.runtime.bundle import Bundle, open_bundle
 from spec_edge.runtime.chat import Message
 from spec_edge.runtime.companion import Companion
 from spec_edge.runtime.costs import UNMEASURED, CostCurve, cost_key, load_costs, measure, save_costs
+from spec_edge.runtime.drafters.lookahead import check_width
 from spec_edge.runtime.engine import Engine
 from spec_edge.runtime.options import Options
 from spec_edge.runtime.policy import known_cost
@@ -194,7 +195,10 @@ class LLM:
         facts = self.bundle.manifest.text
         draft = self.companion.model() if request.reads(modules, "draft") else None
         sampler = Sampler(sampling, facts.eos_ids, facts.tokens)
-        told = replace(request.drafting(options), cost=cost, sampler=sampler, draft=draft, pool=pool)
+        told = request.drafting(options)
+        if told.lookahead is not None:
+            check_width(told.lookahead, min(options.width or self.session.max_width, self.session.max_width))
+        told = replace(told, cost=cost, sampler=sampler, draft=draft, pool=pool)
         return hybrid.create(options.method, told)
 
     def _cost(self, modules: Sequence[ModuleType], sampling: Sampling) -> CostCurve | None:

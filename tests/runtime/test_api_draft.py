@@ -1,0 +1,276 @@
+"""Draft models through the API and the command line, on tiny bundles."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from tokenizers import AddedToken, Tokenizer
+
+from spec_edge.models.contract import BadUsage, DraftFact, SpecError
+from spec_edge.runtime import LLM, Options, cli, load
+from spec_edge.runtime.sampling import Sampling
+from spec_edge.runtime.sessions.ort import OrtSession
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+
+def second(tiny: Path, folder: Path, remake: Callable[..., None], **fields: object) -> Path:
+    """A draft bundle: the tiny one again, under its own name."""
+    shutil.copytree(tiny, folder)
+    remake(folder, **fields)
+    return folder
+
+
+@pytest.fixture
+def draft(tiny: Path, tmp_path: Path, remake: Callable[..., None]) -> Path:
+    return second(tiny, tmp_path / "small", remake)
+
+
+def run(*args: str) -> Result:
+    return CliRunner().invoke(cli.main, ["run", *args])
+
+
+METHODS = ["draft", "suffix+draft", "prompt-lookup+draft", "lookahead+draft", "suffix", "lookahead", "suffix+lookahead"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("hybrid", ["merge", "cascade"])
+def test_methods_of_one_model(tiny: Path, draft: Path, method: str, hybrid: str) -> None:
+    """Requests of several methods on one loaded model; the text stays the target's."""
+    with load(tiny, threads=1, draft=draft, draft_threads=1) as llm:
+        plain = llm.generate("hello hello hello", max_new_tokens=30, method="plain")
+        for tree in (None, "best", "3,2"):
+            got = llm.generate("hello hello hello", max_new_tokens=30, method=method, hybrid=hybrid, tree=tree)
+            assert got.tokens == plain.tokens and got.method == method and not got.stats.lossy
+        again = llm.generate("hello hello hello", max_new_tokens=30, method="plain")
+    assert again.tokens == plain.tokens
+
+
+def test_a_self_draft_is_always_right(tiny: Path, draft: Path) -> None:
+    with load(tiny, threads=1, draft=draft) as llm:
+        for temperature in (0.0, 1.0):
+            got = llm.generate(
+                "hello",
+                max_new_tokens=1 + 6 * 5,
+                method="draft",
+                draft_tokens=4,
+                draft_confidence=0.0,
+                seed=1,
+                temperature=temperature,
+                repetition_penalty=1.2,
+            )
+            if got.finish_reason == "length":
+                assert got.stats.acceptance_length == 5
+                assert got.stats.steps_by_drafter == {"draft": 6} and got.stats.bonus == 6
+
+
+def test_the_draft_opens_when_it_is_wanted(tiny: Path, draft: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[tuple[Path, int | None]] = []
+    init = OrtSession.__init__
+
+    def noting(self: OrtSession, bundle: object, threads: int | None = None, *rest: object) -> None:
+        opened.append((bundle.folder, threads))  # type: ignore[attr-defined]
+        init(self, bundle, threads, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(OrtSession, "__init__", noting)
+    with load(tiny, threads=1, draft=draft, draft_threads=2) as llm:
+        llm.generate("hello", max_new_tokens=3, method="plain")
+        assert opened == [(tiny, 1)]
+        for _ in range(2):
+            llm.generate("hello", max_new_tokens=3, method="draft")
+        assert opened == [(tiny, 1), (draft, 2)]
+
+
+def test_a_recorded_draft(tiny: Path, tmp_path: Path, remake: Callable[..., None]) -> None:
+    small = second(tiny, tmp_path / "big-draft", remake)
+    digest = hashlib.sha256((small / "bundle.json").read_bytes()).hexdigest()
+    big = second(tiny, tmp_path / "big", remake, draft=DraftFact("big-draft", digest))
+    with load(big, threads=1) as llm:
+        assert llm.generate("hello", max_new_tokens=9, method="draft", draft_confidence=0).stats.drafted > 0
+    remake(small, precision="other")
+    with load(big, threads=1) as llm:
+        assert llm.generate("hello", max_new_tokens=2, method="plain").tokens
+        with pytest.raises(SpecError, match=r"big-draft is not the draft model that was exported with this bundle"):
+            llm.generate("hello", method="draft")
+    shutil.rmtree(small)
+    with load(big, threads=1) as llm, pytest.raises(SpecError, match="put it back, or name one with --draft"):
+        llm.generate("hello", method="draft")
+
+
+@pytest.mark.parametrize("folder", ["../small", "a/b", "", "con", "x" * 200])
+def test_a_record_stays_beside_the_bundle(tiny: Path, tmp_path: Path, remake: Callable[..., None], folder: str) -> None:
+    with pytest.raises(SpecError, match=r"draft\.folder"):
+        second(tiny, tmp_path / "big", remake, draft=DraftFact(folder, "0" * 64))
+
+
+def test_without_a_draft(tiny: Path) -> None:
+    with load(tiny, threads=1) as llm, pytest.raises(BadUsage, match="needs a second bundle"):
+        llm.generate("hello", method="suffix+draft")
+
+
+def test_a_foreign_draft_is_refused_before_a_network_opens(
+    tiny: Path, tmp_path: Path, remake: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "foreign"
+    shutil.copytree(tiny, folder)
+    path = folder / "tokenizer.json"
+    tree = json.loads(path.read_text("utf-8"))
+    vocab = tree["model"]["vocab"]
+    (a, i), (b, j) = list(vocab.items())[40], list(vocab.items())[41]
+    vocab[a], vocab[b] = j, i
+    path.write_text(json.dumps(tree), "utf-8")
+    _refresh(folder, remake)
+    monkeypatch.setattr(OrtSession, "__init__", lambda *_: pytest.fail("opened"))
+    with pytest.raises(SpecError, match=f"token {min(i, j)} is '.*' there and '.*' in the target"):
+        load(tiny, draft=folder)
+
+
+def test_a_draft_with_more_tokens(tiny: Path, tmp_path: Path, remake: Callable[..., None]) -> None:
+    """Another tokenizer file whose tokens begin with the target's: accepted, and only shared ids are drafted."""
+    big = tmp_path / "fewer"
+    shutil.copytree(tiny, big)
+    tokenizer = Tokenizer.from_file(str(tiny / "tokenizer.json"))
+    tokenizer.add_tokens([AddedToken("zzzz")])
+    with load(tiny, threads=1) as llm:
+        tokens = llm.bundle.manifest.text.tokens
+    assert tokenizer.get_vocab_size() == tokens + 1
+    tokenizer.save(str(big / "tokenizer.json"))
+    _refresh(big, remake, tokens=tokens)
+    with load(tiny, threads=1, draft=big) as llm:
+        plain, drafted = (llm.generate("hello", max_new_tokens=20, method=m) for m in ("plain", "draft"))
+    assert plain.tokens == drafted.tokens
+
+
+def _refresh(folder: Path, remake: Callable[..., None], **text: object) -> None:
+    """bundle.json for a changed tokenizer."""
+    import dataclasses
+
+    from spec_edge.models.contract import FileFact
+    from spec_edge.runtime import manifest as schema
+
+    data = (folder / "tokenizer.json").read_bytes()
+    facts = schema.read((folder / "bundle.json").read_bytes()).text
+    fact = FileFact("tokenizer.json", len(data), hashlib.sha256(data).hexdigest())
+    remake(folder, text=dataclasses.replace(facts, tokenizer=fact, **text))  # type: ignore[arg-type]
+
+
+def test_keywords_are_the_options() -> None:
+    for method in (LLM.generate, LLM.stream):
+        names = list(inspect.signature(method).parameters)
+        assert names == ["llm", "prompt", *Options.__dataclass_fields__]
+    explained = f"{Options.__doc__} {Sampling.__doc__}"
+    assert [name for name in Options.__dataclass_fields__ if name not in explained] == []
+
+
+def test_an_unknown_keyword(tiny: Path) -> None:
+    with load(tiny, threads=1) as llm, pytest.raises(TypeError, match="temprature"):
+        llm.generate("hello", temprature=1.0)  # type: ignore[call-arg]
+
+
+def test_processors_reach_the_text(tiny: Path) -> None:
+    with load(tiny, threads=1) as llm:
+        plain = llm.generate("hello", max_new_tokens=25, method="plain")
+        first = plain.tokens[0]
+        assert first not in llm.generate("hello", max_new_tokens=25, logit_bias={first: -100.0}).tokens
+        forced = llm.generate("hello", max_new_tokens=4, logit_bias=["65=100"]).tokens
+        assert forced == (65,) * 4
+        assert "hello" not in llm.generate("hello", max_new_tokens=25, bad_words=["hello"], logit_bias={260: 50.0}).text
+        assert (
+            llm.generate("hello", max_new_tokens=25, presence_penalty=2.0, frequency_penalty=2.0).tokens != plain.tokens
+        )
+        with pytest.raises(BadUsage, match="logit-bias names token 9999"):
+            llm.generate("hello", logit_bias={9999: 1.0})
+
+
+def test_typical_is_called_lossy(tiny: Path) -> None:
+    args = ["-m", str(tiny), "--accept", "typical", "--max-new-tokens", "9", "--seed", "1", "hello"]
+    sampled = run(*args, "--temperature", "1", "--stats", "--json")
+    assert json.loads(sampled.stdout)["stats"]["lossy"] is True and "LOSSY" in sampled.stderr
+    assert json.loads(run(*args, "--json").stdout)["stats"]["lossy"] is False
+
+
+def test_a_pool_is_kept_and_erased(tiny: Path, tmp_path: Path) -> None:
+    args = ["-m", str(tiny), "--method", "suffix", "--max-new-tokens", "40", "--no-chat", "--json"]
+    path = tmp_path / "pool.json"
+    results = [json.loads(run(*args, "--pool", str(path), "hello").stdout) for _ in range(2)]
+    assert results[0]["tokens"] == results[1]["tokens"]
+    assert results[1]["stats"]["steps"] < results[0]["stats"]["steps"]
+    again = json.loads(run(*args, "--pool", str(path), "--pool-erase", "hello").stdout)
+    assert again["stats"]["steps"] == results[0]["stats"]["steps"]
+    path.write_text("not a pool", "utf-8")
+    result = run(*args, "--pool", str(path), "hello")
+    assert (
+        result.exit_code == 0 and result.stderr.startswith("note: the pool") and path.read_text("utf-8") == "not a pool"
+    )
+
+
+def test_a_draft_on_the_command_line(tiny: Path, draft: Path) -> None:
+    args = ["-m", str(tiny), "--draft", str(draft), "--draft-provider", "cpu", "--draft-threads", "1", "--stats"]
+    result = run(*args, "--method", "suffix+draft", "--max-new-tokens", "20", "--tree", "best", "hello")
+    assert result.exit_code == 0, result.output
+    assert "suffix+draft" in result.stderr and "by position" in result.stderr and "bonus" in result.stderr
+
+
+REFUSED = [
+    (["--method", "plane"], "unknown method 'plane'. Did you mean 'plain'?"),
+    (["--method", "suffix+drft"], "unknown method 'drft'. Did you mean 'draft'?"),
+    (["--method", "suffix+suffix"], "names one twice"),
+    (["--method", "+"], "unknown method ''"),
+    (["--hybrid", "mix"], "a hybrid is one of merge, cascade"),
+    (["--method", "suffix+lookahead", "--off", "draft"], "'draft' is no member of suffix+lookahead"),
+    (["--pace", "slow"], "pace must be one of auto, fixed, adaptive"),
+    (["--accept", "maybe"], "accept must be one of exact, typical"),
+    (["--typical-alpha", "2"], "typical-alpha must be between 0 and 1"),
+    (["--lookahead", "4,x,1"], "lookahead must be whole numbers such as 4,4,1, not '4,x,1'"),
+    (["--lookahead", "4,4"], "lookahead takes three numbers W,N,G"),
+    (["--lookahead", "0,4,4"], "lookahead W,N,G must be at least 1,2,1"),
+    (["--tree", "wide"], "tree must be whole numbers such as 4,2,1"),
+    (["--tree", "0,1"], "a tree has between 1 and 64 children"),
+    (["--draft-confidence", "1.5"], "draft-confidence must be between 0 and 1"),
+    (["--max-ngram", "0"], "n-grams must be 1 <= shortest <= longest"),
+    (["--presence-penalty", "9"], "presence-penalty must be between -2 and 2"),
+    (["--frequency-penalty", "nan"], "frequency-penalty must be between -2 and 2"),
+    (["--logit-bias", "5"], "logit-bias must be ID=BIAS such as 42=-5, not '5'"),
+    (["--logit-bias", "5=much"], "logit-bias must be ID=BIAS"),
+    (["--logit-bias", "5=999"], "logit-bias of token 5 must be between -100 and 100"),
+    (["--bad-words", ""], "bad-words holds an empty word"),
+    (["--pool", "my app"], "an application's name for its pool"),
+    (["--pool-erase"], "the options of a pool need its name"),
+    (["--pool", "a", "--pool-tokens", "0"], "pool-tokens must be at least 1"),
+    (["--pool", "a", "--pool-days", "0"], "pool-days must be above 0"),
+    (["--temperature", "-1"], "temperature must be between"),
+    (["--draft-threads", "0"], "draft-threads must be at least 1"),
+    (["--draft-provider", "npu"], "provider 'npu' is not available here"),
+]
+
+
+@pytest.mark.parametrize(("args", "message"), REFUSED)
+def test_bad_values_are_refused_before_anything_is_loaded(
+    args: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model does not exist: nothing looks for it, exports it or loads it."""
+    from spec_edge.runtime import api
+
+    monkeypatch.setattr(api, "bundle_folder", lambda _: pytest.fail("looked for the model"))
+    result = run("-m", "nowhere.gguf", *args, "hello")
+    assert result.exit_code == 2, result.output
+    assert message in result.stderr and "Traceback" not in result.output and result.stdout == ""
+    assert len([line for line in result.stderr.splitlines() if line.startswith("Error")]) == 1
+
+
+def test_a_missing_draft_is_named(tiny: Path) -> None:
+    result = run("-m", str(tiny), "--draft", "nowhere", "hello")
+    assert result.exit_code == 2 and "'nowhere' does not exist" in result.stderr
+
+
+def test_lookahead_that_does_not_fit(tiny: Path) -> None:
+    result = run("-m", str(tiny), "--method", "lookahead", "--lookahead", "40,4,40", "hello")
+    assert result.exit_code == 2, result.output
+    assert "lookahead 40,4,40 needs 240 rows, a step here has" in result.stderr
