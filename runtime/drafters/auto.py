@@ -38,10 +38,13 @@ class Belief:
     first   acceptance of a first token of grade 0 and of grade 4 or more, before any was seen
     prior   weight of what is believed before, in observations
     decay   what each new observation leaves of the older ones
+
+    By replay on training prompts and seven cost curves (.ci/slow/replay_policy.py): 0.78 of plain decoding's cost on
+    average, 0.97 at worst. `first` matters (0.80 with 0.5 for a match of four); the others are flat around these.
     """
 
     margin: float = 1.03
-    first: tuple[float, float] = (0.05, 0.5)
+    first: tuple[float, float] = (0.1, 0.8)
     prior: float = 4.0
     decay: float = 0.98
 
