@@ -63,7 +63,7 @@ def _build(
 ) -> Summary:
     began = time.perf_counter()
     plan = Plan(checkpoint, options.target, _context(options, checkpoint), options.widths)
-    law = reference_law(checkpoint, progress.stage("fp32 reference"))
+    law = reference_law(checkpoint, plan.context, progress.stage("fp32 reference"))
     chosen = _choose(options.precision, plan, law, work, progress)
     progress.stage("writing graphs")
     candidate = finish(chosen.candidate, plan, law, chosen.quality, chosen.parity)

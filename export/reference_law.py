@@ -33,18 +33,18 @@ class ReferenceLaw:
     peaks: dict[str, float]
 
 
-def check_ids(checkpoint: Checkpoint) -> list[list[int]]:
-    """Ids of each kind's text, at most 384 of them and no special tokens."""
+def check_ids(checkpoint: Checkpoint, context: int) -> list[list[int]]:
+    """Ids of each kind's text, at most 384 of them and no more than the bundle's context; no special tokens."""
     tokenizer = Tokenizer.from_str(checkpoint.text.tokenizer_json.decode("utf-8"))
     folder = files("spec_edge.export.check_text")
     texts = (folder.joinpath(f"{kind}.txt").read_text(encoding="utf-8") for kind in KINDS)
-    longest = min(TOKENS_PER_KIND, checkpoint.config.context)
+    longest = min(TOKENS_PER_KIND, context)
     return [tokenizer.encode(text, add_special_tokens=False).ids[:longest] for text in texts]
 
 
-def reference_law(checkpoint: Checkpoint, tick: Callable[[int], None]) -> ReferenceLaw:
+def reference_law(checkpoint: Checkpoint, context: int, tick: Callable[[int], None]) -> ReferenceLaw:
     """Run the check text through the numpy forward; `tick(positions done)`."""
-    ids = check_ids(checkpoint)
+    ids = check_ids(checkpoint, context)
     if any(not text for text in ids):
         raise SpecError("the model's tokenizer gives no tokens for the check text; its tokenizer.json is broken")
     config = checkpoint.config
