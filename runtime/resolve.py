@@ -23,11 +23,11 @@ from pathlib import Path
 
 import platformdirs
 
+from spec_edge.models.aliases import ALIASES
 from spec_edge.models.contract import FORMAT, BadUsage, SpecError
 from spec_edge.runtime.bundle import is_bundle
 
 DEFAULT = "smollm2-135m"
-ALIASES = (DEFAULT,)
 PIP = 'pip install "spec-edge[export]"'
 NEEDED = ("onnx", "gguf", "safetensors")
 """What the export extra installs; without it only bundles run."""
