@@ -10,6 +10,7 @@ The law of a row is computed once by the code under test and kept: it is a pure 
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -40,7 +41,9 @@ class Table:
         self.p = p / p.sum(axis=1, keepdims=True)
         q = 0.6 * self.p + 0.4 * np.random.default_rng(8).dirichlet(np.ones(V), size=len(prefixes))
         q[:, 1] *= rng.random(len(prefixes)) < 0.7
-        self.q = [Law(np.arange(V), row / row.sum()) for row in q]
+        self.q_rows = q / q.sum(axis=1, keepdims=True)
+        self.q = [Law(np.arange(V), row) for row in self.q_rows]
+        self.ends = [[*row[:-1], 1.0] for row in self.q_rows.cumsum(axis=1).tolist()]
 
     def after(self, state: int, tokens: Sequence[int]) -> int:
         for token in tokens:
@@ -121,13 +124,12 @@ TREE = Draft((0, 1, 2, 3, 3, 1, 2), (-1, -1, 0, 0, 1, 1, 4), (True, True, True, 
 
 def drawn(table: Table, context: Context) -> Draft:
     """Two tokens really drawn from q."""
-    state, tokens, q = table.of(context.ids), [], []
-    for _ in range(2):
-        [(token, law)] = siblings(table.q[state], 1, context.rng)
-        state = table.next[state][token]
-        tokens.append(token)
-        q.append(law.p)
-    return Draft.chain(tokens, np.stack(q))
+    state, tokens, states = table.of(context.ids), [], []
+    for chance in context.rng.random(2).tolist():
+        states.append(state)
+        tokens.append(bisect_right(table.ends[state], chance))
+        state = table.next[state][tokens[-1]]
+    return Draft.chain(tokens, table.q_rows[states])
 
 
 def drawn_tree(table: Table, context: Context) -> Draft:
