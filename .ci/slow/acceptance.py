@@ -127,6 +127,7 @@ def table(counts: dict[tuple[str, int, str], tuple[int, int]], tasks: Sequence[s
 @click.option("--widths", default="16,32")
 @click.option("--every", default=1, help="Only every Nth question.")
 @click.option("--tokens", default=64)
+@click.option("--threads", type=int, help="Fewer than the cores on a busy machine.")
 @click.option("--mode", default="merge", help="How hybrids join: merge or cascade.")
 @click.option("--texts", type=click.Path(path_type=Path), default=Path("texts.json"))
 @click.option("--out", type=click.Path(path_type=Path))
@@ -137,6 +138,7 @@ def main(
     widths: str,
     every: int,
     tokens: int,
+    threads: int | None,
     mode: str,
     texts: Path,
     out: Path | None,
@@ -145,7 +147,7 @@ def main(
     rows = [json.loads(line) for line in questions.read_text("utf-8").splitlines() if line.strip()][::every]
     kept: dict[str, Text] = json.loads(texts.read_text("utf-8")) if texts.exists() else {}
     counts: dict[tuple[str, int, str], tuple[int, int]] = {}
-    with load(bundle) as llm:
+    with load(bundle, threads=threads) as llm:
         for row in rows:
             prompt = row["turns"][0] if "turns" in row else row["prompt"]
             task = row.get("task") or row.get("source", "all")
@@ -166,6 +168,8 @@ def main(
                     old = counts.get((method, width, task), (0, 0))
                     counts[method, width, task] = (old[0] + got[0], old[1] + got[1])
             click.echo(f"{task}: {len(kept[key]['new'])} tokens", err=True)
+            if out:
+                out.write_text(table(counts, sorted({t for _, _, t in counts})) + "\n", encoding="utf-8")
     result = table(counts, sorted({t for _, _, t in counts}))
     click.echo(result)
     if out:

@@ -32,7 +32,7 @@ SEED = 0
 
 @dataclass(frozen=True)
 class Shape:
-    """columns: W. n: N. guesses: most branches of a step and most guesses kept per token, G."""
+    """columns: W. n: N. guesses: G, most branches of a step and most guesses kept per token."""
 
     columns: int
     n: int
@@ -45,11 +45,12 @@ class Shape:
 
 
 def fit(width: int) -> Shape:
-    """The window for a verify width (at least 2)."""
+    """The window for a verify width (at least 2): at most two thirds of the rows, as many guesses as find room.
+
+    On training prompts: N of 4 from a width of 12 on; longer n-grams leave a window too narrow to find any.
+    """
     n = 2 if width < 4 else 3 if width < 12 else 4
-    per = width // (n - 1)
-    columns = max(1, per // 2)
-    return Shape(columns, n, max(1, per - columns))
+    return Shape(max(1, 2 * (width // (n - 1)) // 3), n, width)
 
 
 def check_width(lookahead: tuple[int, int, int], width: int) -> None:
@@ -76,23 +77,16 @@ def window(levels: Levels) -> Draft:
     return Draft(tuple(tokens), tuple(parents), (False,) * len(tokens))
 
 
-def advance(levels: Levels, best: Sequence[int], shape: Shape, skipped: int = 0) -> Levels:
-    """The window behind the next pending token. `best`: the best token below each cell of the last level.
+def advance(levels: Levels, best: Sequence[int], shape: Shape) -> Levels:
+    """The window one position on. `best`: the best token below each cell of the last level.
 
-    Warming up, it gains a level and loses its first column; after that it drops level 0. `skipped` tokens accepted
-    beside the bonus token move it that many more columns.
+    Warming up, it gains a level and loses its first column; after that it drops level 0. It moves by one position
+    however many tokens were accepted, as in the source: moving it further gained nothing on training prompts.
     """
     if len(levels) < shape.n - 1:
         return (*(level[1:] for level in levels), tuple(best[1:]))
-    moved = [list(level) for level in (*levels[1:], best)]
-    for level in reversed(range(len(moved))):
-        gone, moved[level] = moved[level][:skipped], moved[level][skipped:]
-        while gone:
-            # The last cells are new: (l + 1, j - 1) is a guess for the same place, at the bottom any token will do.
-            j = len(moved[level])
-            moved[level].append(moved[level + 1][j - 1] if level + 1 < len(moved) and j else gone[0])
-            gone.pop(0)
-    return (tuple(moved[0][1:]), *map(tuple, moved[1:]))
+    moved = (*levels[1:], tuple(best))
+    return (moved[0][1:], *moved[1:])
 
 
 def locate(shown: Draft, draft: Draft) -> list[int] | None:
@@ -154,7 +148,7 @@ class Lookahead:
             cells = ((pending, *self._levels[0]), *self._levels[1:], best)
             for ngram in zip(*cells, strict=True):
                 self._pool.add(ngram)
-        self._levels = advance(self._levels, best, self._shape, len(verdict.tokens) - 1)
+        self._levels = advance(self._levels, best, self._shape)
 
     def _open(self, width: int) -> None:
         given = self._options.lookahead

@@ -141,10 +141,10 @@ def test_sampled_law(method: str) -> None:
 @pytest.mark.parametrize(
     ("method", "steps", "drafted", "accepted"),
     [
-        ("lookahead", 266, 1447, 233),
+        ("lookahead", 269, 1341, 230),
         ("suffix", 316, 2402, 183),
         ("suffix+prompt-lookup", 316, 2402, 183),
-        ("lookahead+suffix", 247, 1843, 252),
+        ("lookahead+suffix", 253, 1405, 246),
     ],
 )
 def test_known_acceptance_on_a_pseudo_text(method: str, steps: int, drafted: int, accepted: int) -> None:

@@ -201,7 +201,7 @@ def test_the_window_alone_finds_the_text() -> None:
     drafter = lookahead.create(DrafterOptions(lookahead_prompt=False))
     engine = Engine(Periodic(1000), drafter, Sampling(), Limits(max_new_tokens=200, width=16))
     list(engine.generate([5, 700, 30]))
-    assert engine.stats.acceptance_length > 3
+    assert engine.stats.acceptance_length > 1.4
 
 
 def test_pool_from_generation_only() -> None:
