@@ -7,8 +7,11 @@ Heads are split and joined, never transposed: Reshape + Transpose of [1, S, KVH,
 G = heads / kv_heads query heads of a K/V head lie one after the other along the rows, so that K and V are not expanded:
 
     q [S, H D] -> Split H -> Concat rows [H S, D] -> Reshape [1, KVH, G S, D] -> rotate -> q
-    q K_past^T + bias, q K_new^T + bias -> Concat -> Softmax -> Split -> with V_past, with V_new -> Add [1, KVH, G S, D]
+    q K_new^T + bias, q K_past^T + bias -> Concat -> Softmax -> Split -> with V_new, with V_past -> Add [1, KVH, G S, D]
       -> Reshape [H S, D] -> Split H -> Concat columns [S, H D]
+
+New columns come before past ones: the other way round, Lunar and Panther Lake's compiler fails at S = 1 (it takes the
+past half for a whole attention and finds P + 1 columns against P keys).
 
 Cosine, sine and masks are tiled G times once per graph; the tiled cosine and sine of q carry the 1 / sqrt(D).
 """
@@ -84,21 +87,21 @@ def attend(build: Build, projections: tuple[str, ...], layer: int) -> str:
     k = _rotate(build, _stack(build, k_heads, f"{path}/k"), ("cos", _signed_sin(build)), f"{path}/k/rope")
     v = _stack(build, v_heads, f"{path}/v")
     graph.rename({k: f"new_key.{layer}", v: f"new_value.{layer}"})
-    context = _weighted(build, q, (f"past_key.{layer}", k), (f"past_value.{layer}", v), path)
+    context = _weighted(build, q, (k, f"past_key.{layer}"), (v, f"past_value.{layer}"), path)
     rows = graph.op("Reshape", (context, build.site.ints(-1, build.config.head_dim)), f"{path}/context/Reshape")
     return graph.concat(graph.split(rows, build.config.heads, 0, f"{path}/context/Split"), -1, f"{path}/context/Concat")
 
 
 def _weighted(build: Build, q: str, keys: tuple[str, str], values: tuple[str, str], path: str) -> str:
-    """softmax(q keys^T + masks) values, past and new apart: [1, KVH, G S, D]."""
+    """softmax(q keys^T + masks) values, new and past apart: [1, KVH, G S, D]. keys and values: (new, past)."""
     graph = build.site.graph
-    scores = [_scores(build, q, k, mask, path) for k, mask in zip(keys, ("bias_past", "bias_new"), strict=True)]
+    scores = [_scores(build, q, k, mask, path) for k, mask in zip(keys, ("bias_new", "bias_past"), strict=True)]
     weights = graph.op("Softmax", (graph.concat(scores, -1, f"{path}/scores/Concat"),), f"{path}/Softmax", {"axis": -1})
-    pieces = (f"{path}/weights/past", f"{path}/weights/new")
-    graph.ops("Split", (weights, _past_and_new(build)), f"{path}/weights/Split", pieces, {"axis": -1})
-    past = graph.op("MatMul", (pieces[0], values[0]), f"{path}/context_past/MatMul")
-    new = graph.op("MatMul", (pieces[1], values[1]), f"{path}/context_new/MatMul")
-    return graph.op("Add", (past, new), f"{path}/context/Add")
+    pieces = (f"{path}/weights/new", f"{path}/weights/past")
+    graph.ops("Split", (weights, _new_and_past(build)), f"{path}/weights/Split", pieces, {"axis": -1})
+    new = graph.op("MatMul", (pieces[0], values[0]), f"{path}/context_new/MatMul")
+    past = graph.op("MatMul", (pieces[1], values[1]), f"{path}/context_past/MatMul")
+    return graph.op("Add", (new, past), f"{path}/context/Add")
 
 
 def _heads(build: Build, projections: tuple[str, ...], path: str) -> tuple[Sequence[str], Sequence[str], Sequence[str]]:
@@ -169,15 +172,15 @@ def _scores(build: Build, q: str, keys: str, mask: str, path: str) -> str:
     return graph.op("Add", (scores, _tiled(build, mask, f"/mask/{mask}")), f"{path}/Add")
 
 
-def _past_and_new(build: Build) -> str:
-    """int64 [P, S]: how Softmax's columns divide."""
+def _new_and_past(build: Build) -> str:
+    """int64 [S, P]: how Softmax's columns divide."""
     past, width = build.form.past, build.form.width
     if past is not None and width is not None:
-        return build.site.ints(past, width)
+        return build.site.ints(width, past)
     graph = build.site.graph
 
     def make() -> str:
-        sizes = [graph.op("Shape", (x,), f"/mask/{x}/Shape", {"start": 3}) for x in ("bias_past", "bias_new")]
+        sizes = [graph.op("Shape", (x,), f"/mask/{x}/Shape", {"start": 3}) for x in ("bias_new", "bias_past")]
         return graph.concat(sizes, 0, "/mask/columns/Concat")
 
     return graph.once(("columns",), make)
