@@ -3,7 +3,8 @@
 Mean acceptance length (greedy; new tokens per verify step, bonus token included) per task and method. The plain text of
 each question is made once and kept in the --texts file. Methods that read only the text (prompt-lookup, suffix, their
 hybrids) are replayed against it without the model; the others run the engine over one prefill per question.
-`lookahead@generation` is lookahead whose pool begins empty instead of with the prompt. `oracle` is the best proposal
+`lookahead@generation` is lookahead whose pool begins empty instead of with the prompt, `prompt-lookup@1` matches single
+tokens too. `oracle` is the best proposal
 that the text so far can give: the longest run of coming tokens that followed an earlier occurrence of the last token.
 """
 
@@ -26,8 +27,8 @@ from spec_edge.runtime.protocols import Drafter
 from spec_edge.runtime.sampling import Sampling
 
 METHODS = (
-    "prompt-lookup,suffix,suffix+prompt-lookup,oracle,lookahead@generation,lookahead,lookahead+prompt-lookup,"
-    "lookahead+suffix"
+    "prompt-lookup,prompt-lookup@1,suffix,suffix+prompt-lookup,oracle,lookahead@generation,lookahead,"
+    "lookahead+prompt-lookup,lookahead+suffix"
 )
 OFFLINE = {"plain", "prompt-lookup", "suffix"}
 RNG = np.random.default_rng(0)
@@ -36,9 +37,10 @@ Text = dict[str, list[int]]
 
 
 def drafter(method: str, mode: str) -> Drafter:
-    """A method's drafter; `@generation` as in the module's docstring."""
-    name, _, pool = method.partition("@")
-    return create(name, DrafterOptions(lookahead_prompt=pool != "generation", hybrid=mode))
+    """A method's drafter; what stands behind an `@` as in the module's docstring."""
+    name, _, variant = method.partition("@")
+    shortest = int(variant) if variant.isdecimal() else None
+    return create(name, DrafterOptions(min_ngram=shortest, lookahead_prompt=variant != "generation", hybrid=mode))
 
 
 def plain_text(llm: LLM, prompt: str, tokens: int) -> Text:
@@ -158,7 +160,7 @@ def main(
             else:
                 llm.session.truncate(0)
             for method in methods.split(","):
-                offline = method == "oracle" or set(method.split("+")) <= OFFLINE
+                offline = method == "oracle" or set(method.partition("@")[0].split("+")) <= OFFLINE
                 for width in map(int, widths.split(",")):
                     got = (
                         replayed(kept[key], method, width, mode)
