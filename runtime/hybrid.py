@@ -8,11 +8,12 @@ was run, which may hold rows of others and lack some of its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
 from spec_edge.models.contract import BadUsage
 from spec_edge.models.plugins import find
-from spec_edge.runtime.draft import EMPTY, Context, Draft, Output, Verdict
+from spec_edge.runtime.draft import EMPTY, ROOT, Context, Draft, Output, Verdict
 from spec_edge.runtime.drafters.options import MODES, DrafterOptions
 from spec_edge.runtime.protocols import Drafter
 from spec_edge.runtime.trie import Scores, merge
@@ -40,9 +41,18 @@ def scored(drafter: Drafter, context: Context, width: int) -> tuple[Draft, Score
 def merged(drafters: Sequence[Drafter], context: Context, width: int) -> Draft:
     """Everybody proposes; the most probable rows that fit."""
     pairs = [scored(d, context, width) for d in drafters]
-    if len(pairs) == 1:
-        return pairs[0][0]
-    return merge([p[0] for p in pairs], width, [p[1] for p in pairs])
+    drafts = [p[0] for p in pairs]
+    draft = drafts[0] if len(pairs) == 1 else merge(drafts, width, [p[1] for p in pairs])
+    kept = _paths(draft)
+    return replace(draft, sources=tuple(d.name for d, own in zip(drafters, drafts, strict=True) if kept & _paths(own)))
+
+
+def _paths(draft: Draft) -> set[tuple[int, ...]]:
+    """Tokens from the text down to each row."""
+    paths: list[tuple[int, ...]] = []
+    for token, parent in zip(draft.tokens, draft.parents, strict=True):
+        paths.append((*(paths[parent] if parent != ROOT else ()), token))
+    return set(paths)
 
 
 def cascade(drafters: Sequence[Drafter], context: Context, width: int) -> Draft:
@@ -50,6 +60,7 @@ def cascade(drafters: Sequence[Drafter], context: Context, width: int) -> Draft:
     found = EMPTY
     for drafter in drafters:
         draft = drafter.propose(context, width)
+        draft = replace(draft, sources=(drafter.name,)) if len(draft) else draft
         if any(draft.candidate):
             return draft
         found = draft if len(draft) else found

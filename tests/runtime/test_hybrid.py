@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -190,11 +191,19 @@ def test_merge_shares_rows_by_estimate() -> None:
     assert (found.tokens, found.candidate) == ((1, 5, 7, 8), (True, True, False, False))
 
 
+def test_a_merged_draft_names_whose_rows_it_has() -> None:
+    a, b, none = Fixed("a", Draft.chain([1, 2, 3])), Sure("b", Draft.chain([1, 5, 6])), Fixed("n", EMPTY)
+    assert hybrid.compose([none, a, b], "merge").propose(HERE, 5).sources == ("a", "b")
+    low, high = Fixed("low", Draft.chain([2, 2])), Sure("high", Draft.chain([1, 5, 6]))
+    assert hybrid.compose([low, high], "merge").propose(HERE, 3).sources == ("high",)
+    assert hybrid.compose([none, Fixed("m", EMPTY)], "merge").propose(HERE, 3).sources == ()
+
+
 def test_cascade_takes_the_first_candidates() -> None:
     none, window, a = Fixed("n", EMPTY), Fixed("w", WINDOW), Fixed("a", Draft.chain([1, 2]))
-    assert hybrid.compose([none, window, a], "cascade").propose(HERE, 8) is a.draft
-    assert hybrid.compose([none, window], "cascade").propose(HERE, 8) is WINDOW
-    assert hybrid.compose([a, window], "cascade").propose(HERE, 8) is a.draft
+    for members, taken in (((none, window, a), a), ((none, window), window), ((a, window), a)):
+        found = hybrid.compose(members, "cascade").propose(HERE, 8)
+        assert found == replace(taken.draft, sources=(taken.name,))
     assert hybrid.compose([none, Fixed("m", EMPTY)], "cascade").propose(HERE, 8) is EMPTY
 
 
