@@ -1,11 +1,12 @@
 """acceptance.py BUNDLE QUESTIONS.jsonl [--methods a,b] [--widths 16,32] [--every N] [--tokens N] [--texts F] [--out F]
 
-Mean acceptance length (greedy; new tokens per verify step, bonus token included) per task and method. The plain text of
-each question is made once and kept in the --texts file. Methods that read only the text (prompt-lookup, suffix, their
-hybrids) are replayed against it without the model; the others run the engine over one prefill per question.
-`lookahead@generation` is lookahead whose pool begins empty instead of with the prompt, `prompt-lookup@1` matches single
-tokens too. `oracle` is the best proposal
-that the text so far can give: the longest run of coming tokens that followed an earlier occurrence of the last token.
+Mean acceptance length (greedy; new tokens per verify step, bonus token included) per task and method: all tokens over
+all steps, and in the last two columns the mean of the questions' own means. The plain text of each question is made
+once and kept in the --texts file. Methods that read only the text (prompt-lookup, suffix, their hybrids) are replayed
+against it without the model; the others run the engine over one prefill per question. `lookahead@generation` is
+lookahead whose pool begins empty instead of with the prompt, `prompt-lookup@1` matches single tokens too. `oracle` is
+the best proposal that the text so far can give: the longest run of coming tokens that followed an earlier occurrence
+of the last token.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ OFFLINE = {"plain", "prompt-lookup", "suffix"}
 RNG = np.random.default_rng(0)
 Text = dict[str, list[int]]
 """prompt: ids. new: ids of the plain answer, its end of sequence included."""
+
+Counts = dict[tuple[str, int, str], list[tuple[int, int]]]
+"""(method, width, task) -> (tokens, steps) of each question."""
 
 
 def drafter(method: str, mode: str) -> Drafter:
@@ -107,17 +111,23 @@ def run(llm: LLM, text: Text, method: str, width: int, tokens: int, mode: str) -
     return len(engine.ids) - len(text["prompt"]) - 1, engine.stats.steps
 
 
-def table(counts: dict[tuple[str, int, str], tuple[int, int]], tasks: Sequence[str]) -> str:
-    """Markdown: a row per method and width, a column per task."""
+def table(counts: Counts, tasks: Sequence[str]) -> str:
+    """Markdown: a row per method and width, a column per task, over steps; last two means over questions."""
 
-    def cell(method: str, width: int, names: Sequence[str]) -> str:
-        pairs = [counts.get((method, width, t), (0, 0)) for t in names]
-        steps = sum(s for _, s in pairs)
-        return f"{sum(n for n, _ in pairs) / steps:.2f}" if steps else "-"
+    def over_steps(method: str, width: int, names: Sequence[str]) -> str:
+        pairs = [p for t in names for p in counts.get((method, width, t), ())]
+        return f"{sum(n for n, _ in pairs) / sum(s for _, s in pairs):.2f}" if pairs else "-"
 
-    lines = ["| method | width | all | " + " | ".join(tasks) + " |", "|---" * (len(tasks) + 3) + "|"]
+    def over_questions(method: str, width: int, names: Sequence[str]) -> str:
+        lengths = [n / s for t in names for n, s in counts.get((method, width, t), ())]
+        return f"{sum(lengths) / len(lengths):.2f}" if lengths else "-"
+
+    reading = [t for t in ("summarization", "rag") if t in tasks]
+    head = ["method", "width", "all", *tasks, "summarization + rag", "all, per question", "s + r, per question"]
+    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for method, width in dict.fromkeys((m, w) for m, w, _ in counts):
-        cells = [cell(method, width, tasks), *(cell(method, width, [t]) for t in tasks)]
+        cells = [over_steps(method, width, names) for names in (tasks, *([t] for t in tasks), reading)]
+        cells += [over_questions(method, width, names) for names in (tasks, reading)]
         lines.append(f"| {method} | {width} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -148,7 +158,7 @@ def main(
     """See the module's docstring."""
     rows = [json.loads(line) for line in questions.read_text("utf-8").splitlines() if line.strip()][::every]
     kept: dict[str, Text] = json.loads(texts.read_text("utf-8")) if texts.exists() else {}
-    counts: dict[tuple[str, int, str], tuple[int, int]] = {}
+    counts: Counts = {}
     with load(bundle, threads=threads) as llm:
         for row in rows:
             prompt = row["turns"][0] if "turns" in row else row["prompt"]
@@ -167,8 +177,8 @@ def main(
                         if offline
                         else run(llm, kept[key], method, width, tokens, mode)
                     )
-                    old = counts.get((method, width, task), (0, 0))
-                    counts[method, width, task] = (old[0] + got[0], old[1] + got[1])
+                    if got[1]:
+                        counts.setdefault((method, width, task), []).append(got)
             click.echo(f"{task}: {len(kept[key]['new'])} tokens", err=True)
             if out:
                 out.write_text(table(counts, sorted({t for _, _, t in counts})) + "\n", encoding="utf-8")
