@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,3 +38,26 @@ def default_bundle(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory)
 def fp32_bundle(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """SmolLM2 in fp32: the precision in which speculation is token-exact."""
     return _export(smollm2_gguf, tmp_path_factory.mktemp("fp32") / "bundle", "--precision", "fp32")
+
+
+@pytest.fixture(scope="session")
+def smollm2_in_transformers(smollm2_gguf: Path) -> dict[str, Any]:
+    """transformers' own reading of the file: `model` with the weights in it, `tensors`, `tokenizer` (its lists)."""
+    from transformers import AutoModelForCausalLM, LlamaConfig
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+    config = LlamaConfig(
+        vocab_size=49152,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        rms_norm_eps=1e-5,
+        rope_parameters={"rope_type": "default", "rope_theta": 100000.0},
+        tie_word_embeddings=True,
+    )
+    model = AutoModelForCausalLM.from_config(config).float().eval()
+    found = load_gguf_checkpoint(str(smollm2_gguf), return_tensors=True, model_to_load=model)
+    model.load_state_dict(found["tensors"], strict=False)
+    return {"model": model, "tensors": found["tensors"], "tokenizer": found["tokenizer"]}

@@ -171,7 +171,9 @@ def export(folder: Path, tiny: Tiny, scheme: Scheme, forms: Sequence[Form]) -> d
     dtypes = tuple(dict.fromkeys(f.activation for f in forms))
     sessions = {}
     with WeightStore(folder / "weights.bin") as store:
-        stored = store_model(tiny.config, tiny.rope, tiny.weights, scheme, store, TABLE, dtypes)
+        stored = store_model(
+            tiny.config, tiny.rope, tiny.weights, scheme, store, max(TABLE, *(f.context for f in forms)), dtypes
+        )
     for form in forms:
         model, _ = build(tiny.config, stored, form)
         file = folder / f"{form.name}.onnx"

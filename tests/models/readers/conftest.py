@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
-from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+from transformers import PreTrainedModel
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -74,23 +73,3 @@ def save_folder(byte_tokenizer: bytes) -> Callable[..., Path]:
         return folder
 
     return save
-
-
-@pytest.fixture(scope="session")
-def smollm2_in_transformers(smollm2_gguf: Path) -> dict[str, Any]:
-    """transformers' own reading of the file: `model` with the weights in it, `tensors`, `tokenizer` (its lists)."""
-    config = LlamaConfig(
-        vocab_size=49152,
-        hidden_size=576,
-        intermediate_size=1536,
-        num_hidden_layers=30,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-        rms_norm_eps=1e-5,
-        rope_parameters={"rope_type": "default", "rope_theta": 100000.0},
-        tie_word_embeddings=True,
-    )
-    model = AutoModelForCausalLM.from_config(config).float().eval()
-    found = load_gguf_checkpoint(str(smollm2_gguf), return_tensors=True, model_to_load=model)
-    model.load_state_dict(found["tensors"], strict=False)
-    return {"model": model, "tensors": found["tensors"], "tokenizer": found["tokenizer"]}
