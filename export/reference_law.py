@@ -19,7 +19,7 @@ from spec_edge.models.reference import forward
 from spec_edge.runtime.quality import TOP, Reference, top_law
 
 KINDS = ("chat", "code", "documents", "languages", "maths", "prose")
-TOKENS_PER_KIND = 384
+TOKENS_PER_KIND = 352
 LEAST_TOKENS = 2000
 PARITY_ROWS = 128
 
@@ -34,7 +34,7 @@ class ReferenceLaw:
 
 
 def check_ids(checkpoint: Checkpoint, context: int) -> list[list[int]]:
-    """Ids of each kind's text, at most 384 of them and no more than the bundle's context; no special tokens."""
+    """Ids of each kind's text, at most 352 of them and no more than the bundle's context; no special tokens."""
     tokenizer = Tokenizer.from_str(checkpoint.text.tokenizer_json.decode("utf-8"))
     folder = files("spec_edge.export.check_text")
     texts = (folder.joinpath(f"{kind}.txt").read_text(encoding="utf-8") for kind in KINDS)

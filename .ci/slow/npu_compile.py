@@ -1,4 +1,4 @@
-"""npu_compile.py FP16_BUNDLE OUT.md: compile every portable graph of one bucket with the real NPU compilers.
+"""npu_compile.py FP16_BUNDLE OUT.md: compile every portable graph of the largest bucket with the real NPU compilers.
 
 Intel's compiler runs under Wine (.ci/slow/intel_npu/compile.sh), Qualcomm's in a Python that has onnxruntime-qnn
 (SPEC_EDGE_QNN_PYTHON). No NPU is used: the result says "compiles for", not "runs on", and latencies are the
