@@ -29,8 +29,8 @@ READS = ("draft",)
 
 DRAFT_TOKENS = 4
 CONFIDENCE = 0.4
-"""Drafting stops where the draft model's best token is less likely than this. On 345 tokens of training prompts (Qwen2.5
-Coder 0.5B for 1.5B) the best token was the target's in 41 % of the cases below, in 88 % above."""
+"""Drafting stops where the draft model's best token is less likely than this. On 345 tokens of training prompts
+(Qwen2.5 Coder 0.5B for 1.5B) the best token was the target's in 41 % of the cases below, in 88 % above."""
 
 BRANCHES = 4
 """Children of a node, and nodes expanded in a level, of a best-first tree."""
