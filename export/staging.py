@@ -10,14 +10,13 @@ import errno
 import os
 import re
 import shutil
-import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import FrameType
 
 from spec_edge.models.contract import MANIFEST, SpecError
+from spec_edge.runtime.termination import termination_as_interrupt
 
 _STALE_S = 6 * 3600
 """A leftover this old belongs to an export that was killed, not to one that runs."""
@@ -66,24 +65,6 @@ def writing(output: Path) -> Iterator[None]:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         fix = "free some space" if full else "choose another folder with -o"
         raise SpecError(f"cannot write {output}: {error.strerror or error}; {fix}") from error
-
-
-@contextmanager
-def termination_as_interrupt() -> Iterator[None]:
-    """A termination request ends the export as Ctrl-C does, so that it cleans up."""
-
-    def interrupt(_signal: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    try:
-        before = signal.signal(signal.SIGTERM, interrupt)
-    except ValueError:  # not in the main thread: the embedding program owns the signals
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _check(output: Path, replace: bool) -> None:

@@ -26,6 +26,7 @@ import platformdirs
 from spec_edge.models.aliases import ALIASES
 from spec_edge.models.contract import FORMAT, BadUsage, SpecError
 from spec_edge.runtime.bundle import is_bundle
+from spec_edge.runtime.termination import termination_as_interrupt
 
 DEFAULT = "smollm2-135m"
 PIP = 'pip install "spec-edge[export]"'
@@ -119,7 +120,8 @@ def _run_child(model: str, output: Path) -> None:
     command = [sys.executable, "-m", "spec_edge.export", model, "-o", str(output)]
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=_standard_error())
     try:
-        code = child.wait()
+        with termination_as_interrupt():
+            code = child.wait()
     except BaseException:
         _end(child)
         shutil.rmtree(output.with_name(f".{output.name}.partial-{child.pid}"), ignore_errors=True)
