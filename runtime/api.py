@@ -39,6 +39,9 @@ from spec_edge.runtime.text import Text
 __all__ = ["INTERRUPTED", "LLM", "Generation", "Options", "SpecError", "Stream", "load"]
 
 COST_WIDTHS = (1, 2, 4, 8, 16)
+MOST_THREADS = 4 * (os.cpu_count() or 1)
+"""Threads past the cores only wait for each other: a few hundred look like a hang."""
+
 COST_PAST = 128
 """Tokens of past at which costs are measured."""
 
@@ -63,8 +66,8 @@ def load(
     draft     a draft model for the methods that want one, by the same names; None: the one that the bundle records
     """
     for name, count in (("threads", threads), ("draft-threads", draft_threads)):
-        if count is not None and count < 1:
-            raise BadUsage(f"{name} must be at least 1, not {count}")
+        if count is not None and not 1 <= count <= MOST_THREADS:
+            raise BadUsage(f"{name} must be at least 1 and at most {MOST_THREADS}, not {count}")
     provider_name(provider)
     provider_name(draft_provider)
     bundle = open_bundle(bundle_folder(str(model)))

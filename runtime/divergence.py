@@ -17,7 +17,9 @@ from spec_edge.runtime.draft import EMPTY, Draft
 from spec_edge.runtime.protocols import Session
 
 NOISE_FACTOR = 2.0
-"""A margin of up to twice the measured width noise is a near-tie: either side may be off by the noise."""
+"""A margin of up to twice the width noise is a near-tie: either of the two logits may be off by the noise."""
+
+LEADING = 10
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,7 @@ class Divergence:
     """The first difference, at position `at` of the continuations.
 
     margin    logit of `expected` less logit of `got`, all rows of the continuation run at width 1
-    noise     largest change of that margin over the widths tried
+    noise     largest change of one of the ten leading logits over the widths tried, their common shift removed
     swaps     some width puts `got` first
     """
 
@@ -57,13 +59,12 @@ def divergence(
     if at is None:
         return None
     expected, got = plain[at], other[at]
-    margins = [_margin(_after(session, prompt, plain[:at], width), expected, got) for width in (1, *widths)]
-    noise = max(abs(margin - margins[0]) for margin in margins)
+    logits = [_after(session, prompt, plain[:at], width).copy() for width in (1, *widths)]
+    margins = [float(row[expected]) - float(row[got]) for row in logits]
+    leading = np.union1d(np.argsort(-logits[0])[:LEADING], [expected, got])
+    change = np.stack([row[leading] - logits[0][leading] for row in logits])
+    noise = float(np.abs(change - change.mean(axis=1, keepdims=True)).max())
     return Divergence(at, expected, got, margins[0], noise, min(margins) <= 0)
-
-
-def _margin(logits: NDArray[np.float32], expected: int, got: int) -> float:
-    return float(logits[expected]) - float(logits[got])
 
 
 def _after(session: Session, prompt: Sequence[int], tokens: Sequence[int], width: int) -> NDArray[np.float32]:

@@ -152,7 +152,7 @@ def _lookahead(value: Sequence[int] | str | None) -> tuple[int, int, int] | None
 def _tree(value: Sequence[int] | str | None) -> tuple[int, ...] | None:
     if value is None or value == BEST:
         return None if value is None else ()
-    return _numbers("tree", value, f"4,2,1 (children by level), or '{BEST}',")
+    return _numbers("tree", value, f"4,2,1 (children by level), or '{BEST}'")
 
 
 def _bias(value: Mapping[int, float] | Sequence[str]) -> dict[int, float]:

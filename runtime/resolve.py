@@ -20,6 +20,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
+from typing import IO, Any
 
 import platformdirs
 
@@ -115,6 +116,19 @@ def _export(model: str, folder: Path) -> None:
         shutil.rmtree(work, ignore_errors=True)
 
 
+class ExportFailed(SpecError):
+    """The child has printed the reason, so the command line adds no second message."""
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Nothing."""
+
+
+class ExportMisused(ExportFailed):
+    """The same, where the child says that the call was wrong."""
+
+    exit_code = BadUsage.exit_code
+
+
 def _run_child(model: str, output: Path) -> None:
     """`spec-export`; its output, also its summary, goes to standard error, since ours is the answer."""
     command = [sys.executable, "-m", "spec_edge.export", model, "-o", str(output)]
@@ -129,8 +143,8 @@ def _run_child(model: str, output: Path) -> None:
     if code == 130:
         raise KeyboardInterrupt
     if code != 0:
-        error = BadUsage if code == 2 else SpecError
-        raise error(f"the export of '{model}' failed; the reason is above")
+        error = ExportMisused if code == BadUsage.exit_code else ExportFailed
+        raise error(f"the export of '{model}' failed; the reason is on standard error")
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
