@@ -171,9 +171,8 @@ def export(folder: Path, tiny: Tiny, scheme: Scheme, forms: Sequence[Form]) -> d
     dtypes = tuple(dict.fromkeys(f.activation for f in forms))
     sessions = {}
     with WeightStore(folder / "weights.bin") as store:
-        stored = store_model(
-            tiny.config, tiny.rope, tiny.weights, scheme, store, max(TABLE, *(f.context for f in forms)), dtypes
-        )
+        table = max((form.context for form in forms), default=TABLE)
+        stored = store_model(tiny.config, tiny.rope, tiny.weights, scheme, store, table, dtypes)
     for form in forms:
         model, _ = build(tiny.config, stored, form)
         file = folder / f"{form.name}.onnx"
