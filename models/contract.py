@@ -52,7 +52,8 @@ class GraphSpec:
 
     network   "target", or the name of the drafter whose graph it is
     role      "step": any width, `rows` chooses which rows get logits;
-              "verify": fixed width S, logits of all rows; "prefill": fixed width, logits of the last row
+              "verify": fixed width S, logits of all rows; "prefill": fixed width, logits of the last row;
+              a drafter's own roles are in the file of its network (models/medusa.py, models/eagle_graph.py)
     lowering  "portable": plain opset-17 ops, only the S new K/V rows come out;
               "fused": GroupQueryAttention over one past = present buffer of M slots
     width     S, or None where it is symbolic
@@ -82,7 +83,11 @@ class RopeFacts:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """Shape of the target. `context`: most positions of this bundle; `trained_context`: of the checkpoint."""
+    """Shape of the target. `context`: most positions of this bundle; `trained_context`: of the checkpoint.
+
+    taps  layers whose input (the residual stream, not normed) the graphs give as output `taps` [1, S, T * H];
+          `layers` itself stands for what the final norm reads. (): there is no such output
+    """
 
     name: str
     family: str
@@ -95,6 +100,7 @@ class ModelFacts:
     context: int
     trained_context: int
     rope: RopeFacts
+    taps: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -157,6 +163,42 @@ class DraftFact:
 
 
 @dataclass(frozen=True)
+class CacheFacts:
+    """Shape and positions of a drafter's own K/V cache."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    rope: RopeFacts
+
+
+@dataclass(frozen=True)
+class DrafterFact:
+    """A drafter whose weights lie in this bundle. Its graphs are those whose `network` is `name`.
+
+    name        the method that runs it: "medusa" or "eagle"
+    kind        "medusa", "eagle" (EAGLE-1 and 2: one network) or "eagle3"
+    reads       "hidden" or "taps": the target's output that it starts from
+    bytes       of its own weights in the weights file
+    source      where its weights came from
+    heads       medusa: number of heads; 1 for the others
+    accuracy    [head][rank]: how often a head's token of that rank is the target's, measured; (): not known
+    cache       None: it keeps none
+    vocabulary  file of little-endian int32, the target's id of each drafted id; None: the target's own ids
+    """
+
+    name: str
+    kind: str
+    reads: str
+    bytes: int
+    source: Source
+    heads: int = 1
+    accuracy: tuple[tuple[float, ...], ...] = ()
+    cache: CacheFacts | None = None
+    vocabulary: FileFact | None = None
+
+
+@dataclass(frozen=True)
 class Manifest:
     """All of `bundle.json`. `versions` names what made it: spec-edge, onnx, onnxruntime. `draft`: exported with it."""
 
@@ -169,7 +211,7 @@ class Manifest:
     weights: FileFact
     reference: FileFact
     graphs: tuple[GraphSpec, ...]
-    drafters: tuple[str, ...]
+    drafters: tuple[DrafterFact, ...]
     versions: dict[str, str]
     quality: Quality
     parity: Parity | None

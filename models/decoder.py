@@ -22,27 +22,34 @@ from spec_edge.models.stored import Stored
 def build(config: ModelConfig, stored: Stored, form: Form) -> tuple[onnx.ModelProto, Signature]:
     """The graph of `form`. Its file must lie beside the weights file.
 
-    Errors: SpecError where the small tensors were not stored in the form's activation dtype.
+    Errors: SpecError where the small tensors were not stored in the form's activation dtype, or a tapped layer does not
+    exist.
     """
+    if any(not 0 <= tap <= config.layers for tap in form.taps):
+        raise SpecError(f"the drafter reads layers {list(form.taps)} of a target that has {config.layers}")
     if form.activation not in stored.cos:
         raise SpecError(f"the weights file has no {form.activation} scales and norms for {form.name}; export it again")
     site = Site(Graph(stored.weights_file), form.activation, stored.accuracy_level)
     parts = Build(site, config, stored, form)
     how = lowering(form.lowering)
-    hidden = _layers(parts, how)
+    hidden, taps = _layers(parts, how)
     logits = matmul(site, stored.head, _asked_rows(parts, hidden), "/lm_head")
-    for value, name in ((hidden, "hidden"), (logits, "logits")):
+    named = [(hidden, "hidden"), (logits, "logits")]
+    if taps:
+        named.append((site.graph.concat(taps, -1, "/taps/Concat"), "taps"))
+    for value, name in named:
         site.graph.rename({site.graph.op("Unsqueeze", (value, site.ints(0)), f"/{name}/Unsqueeze"): name})
     signature = Signature(form, _inputs(parts, how), _outputs(parts, how))
     return site.graph.model(form.name, signature.inputs, signature.outputs), signature
 
 
-def _layers(build: Build, how: Lowering) -> str:
-    """The final normed hidden state [S, H]."""
+def _layers(build: Build, how: Lowering) -> tuple[str, list[str]]:
+    """The final normed hidden state [S, H], and the residual stream [S, H] that enters each tapped layer."""
     site, stored = build.site, build.stored
     ids = site.graph.op("Squeeze", ("input_ids", site.ints(0)), "/input_ids/Squeeze")
     x = embed(site, stored.embedding, ids, "/embed_tokens")
     normed = how.norm(build, x, stored.norms["model.layers.0.input_layernorm"], "/layers.0/input_layernorm")
+    entering = {0: x}
     for i in range(build.config.layers):
         name, path = f"model.layers.{i}", f"/layers.{i}"
         qkv = project(site, stored.groups[f"{name}.self_attn.qkv"], normed, f"{path}/attn")
@@ -54,7 +61,8 @@ def _layers(build: Build, how: Lowering) -> str:
         (y,) = project(site, stored.groups[f"{name}.mlp.down"], swiglu(site, gate_up, f"{path}/mlp"), f"{path}/mlp")
         following, where = _next_norm(build.config, i)
         x, normed = how.add_norm(build, x, y, stored.norms[following], where)
-    return normed
+        entering[i + 1] = x
+    return normed, [entering[i] for i in build.form.taps]
 
 
 def _next_norm(config: ModelConfig, layer: int) -> tuple[str, str]:
@@ -81,4 +89,6 @@ def _outputs(build: Build, how: Lowering) -> tuple[TensorSpec, ...]:
     asked = {"step": "R", "verify": build.width, "prefill": 1}[build.form.role]
     logits = build.tensor("logits", 1, asked, build.config.vocab_size)
     hidden = build.tensor("hidden", 1, build.width, build.config.hidden_size)
-    return (logits, hidden, *how.outputs(build))
+    tapped = len(build.form.taps) * build.config.hidden_size
+    taps = (build.tensor("taps", 1, build.width, tapped),) if tapped else ()
+    return (logits, hidden, *taps, *how.outputs(build))

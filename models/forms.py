@@ -45,6 +45,7 @@ class Form:
     past        P (portable) or M (fused) slots; None where symbolic, fixed for verify and prefill
     context     rows of the cos and sin tables of a fused graph: M must not exceed it
     activation  "float32" or "float16": dtype of activations, masks, cache and logits
+    taps        layers whose input the graph gives as output `taps` (see `ModelFacts`)
     """
 
     role: str
@@ -53,6 +54,7 @@ class Form:
     past: int | None
     context: int
     activation: str = "float32"
+    taps: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:
@@ -94,17 +96,21 @@ def buckets(profile: Profile, context: int) -> tuple[int, ...]:
     return (*(p for p in profile.buckets if p < top), top)
 
 
-def forms(profile: Profile, precision: str, context: int, widths: Sequence[int]) -> tuple[Form, ...]:
+def forms(
+    profile: Profile, precision: str, context: int, widths: Sequence[int], taps: tuple[int, ...] = ()
+) -> tuple[Form, ...]:
     """Every graph of a bundle: any-width ones where the target takes symbolic shapes, then the static ones.
 
     The any-width graphs come in the target's own lowering and in the static one, so that both can be compared.
     """
     table = rounded(context) + SCRATCH
     lowerings = dict.fromkeys((profile.lowering, profile.static)) if profile.symbolic else ()
-    steps = [Form("step", lowering, None, None, table) for lowering in lowerings]
+    steps = [Form("step", lowering, None, None, table, taps=taps) for lowering in lowerings]
     activation = profile.activation if precision == "fp16" else "float32"
     sizes = [("verify", s) for s in widths] + [("prefill", profile.prefill)]
     static = [
-        Form(role, profile.static, s, p, table, activation) for p in buckets(profile, context) for role, s in sizes
+        Form(role, profile.static, s, p, table, activation, taps)
+        for p in buckets(profile, context)
+        for role, s in sizes
     ]
     return (*steps, *static)

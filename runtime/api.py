@@ -138,7 +138,6 @@ class LLM:
         pool = self._pool(options)
         drafter = self._drafter(options, modules, sampling, cost, pool)
         limits, policy = request.limits(options, facts), request.paced(options, modules, cost)
-        self.session.hidden = "hidden" in drafter.wants
         engine = Engine(self.session, drafter, sampling, limits, policy)
         self._current = None
         self._current = Stream(self._owner(pool), engine, ids, text)

@@ -93,7 +93,7 @@ EMPTY = Draft((), (), ())
 class Output:
     """What a verify or prefill run gives. The arrays are views, valid until the session runs again.
 
-    logits  float32 [rows, V]
+    logits  float32 [rows, V] of a verify run, [1, V] of a prefill run
     hidden  float32 [rows, H], the last normed hidden state, or None if no drafter wants it
     taps    float32 [rows, T * H], or None
     """
@@ -101,6 +101,10 @@ class Output:
     logits: NDArray[np.float32]
     hidden: NDArray[np.float32] | None = None
     taps: NDArray[np.float32] | None = None
+
+
+UNREAD = Output(np.empty((0, 0), np.float32))
+"""Of a text that was not prefilled here: a drafter is told of no features."""
 
 
 @dataclass(frozen=True)

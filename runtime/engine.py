@@ -109,6 +109,9 @@ class Engine:
         begun = perf_counter()
         self._check(prompt)
         common = self._forget(prompt) if reuse else 0
+        if self.drafter.wants:
+            common = max(0, common - 1)  # a drafter's row pairs a token with the features of the one before
+        self.session.wants = self.drafter.wants
         self.session.truncate(common)
         self.ids, self._prompt, self._rounds, self.finish_reason = list(prompt[:common]), len(prompt), [], None
         self._rng = sampling.generator(self.options.seed)
@@ -117,7 +120,7 @@ class Engine:
         self.ids = list(prompt)
         self._history[: len(prompt)] = prompt
         verdict = self._accept(EMPTY, output.logits)
-        self.drafter.start(prompt)
+        self.drafter.start(prompt, output)
         self.policy.start()
         first = self._extend(verdict.tokens)
         self._ttft = perf_counter() - begun

@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 
 from spec_edge.models.contract import BadUsage
 from spec_edge.models.plugins import find
-from spec_edge.runtime.draft import EMPTY, ROOT, Context, Draft, Output, Verdict
+from spec_edge.runtime.draft import EMPTY, ROOT, UNREAD, Context, Draft, Output, Verdict
 from spec_edge.runtime.drafters.options import MODES, DrafterOptions
 from spec_edge.runtime.protocols import Drafter
 from spec_edge.runtime.trie import Scores, merge
@@ -93,9 +93,9 @@ class Hybrid:
             raise BadUsage(f"'{name}' is no member of {self.name}")
         self.enabled = self.enabled | which if on else self.enabled - which
 
-    def start(self, prompt: Sequence[int]) -> None:
+    def start(self, prompt: Sequence[int], read: Output = UNREAD) -> None:
         for member in self.members:
-            member.start(prompt)
+            member.start(prompt, read)
 
     def propose(self, context: Context, width: int) -> Draft:
         active = [m for i, m in enumerate(self.members) if i in self.enabled]

@@ -82,14 +82,15 @@ def check(manifest: Manifest) -> None:
         _check_draft(manifest.draft)
     _unique("graphs", [g.name for g in manifest.graphs])
     for i, graph in enumerate(manifest.graphs):
-        _check_graph(graph, f"graphs[{i}]", ("target", *manifest.drafters))
+        _check_graph(graph, f"graphs[{i}]", ("target", *(d.name for d in manifest.drafters)))
 
 
 def files(manifest: Manifest) -> tuple[FileFact, ...]:
     """Every file of the bundle but bundle.json, each once."""
     graphs = [g.file for g in manifest.graphs]
     template = [manifest.text.chat_template] if manifest.text.chat_template else []
-    facts = [manifest.weights, manifest.reference, manifest.text.tokenizer, *template, *graphs]
+    vocabularies = [d.vocabulary for d in manifest.drafters if d.vocabulary]
+    facts = [manifest.weights, manifest.reference, manifest.text.tokenizer, *template, *vocabularies, *graphs]
     return tuple(dict.fromkeys(facts))
 
 
@@ -195,6 +196,8 @@ def _check_model(model: ModelFacts) -> None:
             _fail(f"model.{name}", f"{getattr(model, name)} is not within 1..{limit}")
     if model.heads % model.kv_heads:
         _fail("model.kv_heads", f"{model.kv_heads} does not divide heads {model.heads}")
+    if any(tap > model.layers for tap in model.taps):
+        _fail("model.taps", f"names a layer past the {model.layers} of the model")
     if 2 * len(model.rope.inv_freq) != model.head_dim:
         _fail("model.rope.inv_freq", f"has {len(model.rope.inv_freq)} values for a head_dim of {model.head_dim}")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from spec_edge.runtime.draft import Context, Draft, Output, Verdict
+from spec_edge.runtime.draft import UNREAD, Context, Draft, Output, Verdict
 
 
 class Session(Protocol):
@@ -22,11 +22,14 @@ class Session(Protocol):
         """Most rows of one verify run (pending token included)."""
         ...
 
+    wants: frozenset[str]
+    """Names among "hidden", "taps": what `Output` holds besides logits, set before a generation."""
+
     @property
     def length(self) -> int: ...
 
     def prefill(self, ids: Sequence[int]) -> Output:
-        """Run and commit `ids`; logits [1, V] of the last one."""
+        """Run and commit `ids`; logits [1, V] of the last one, features of all of them."""
         ...
 
     def verify(self, pending: int, draft: Draft) -> Output:
@@ -47,7 +50,7 @@ class Session(Protocol):
 class Drafter(Protocol):
     """A drafting method. One instance serves one generation at a time; `start` begins one.
 
-    wants  names among "hidden", "taps": what it needs from the verify graph
+    wants  names among "hidden", "taps": what it needs from prefill and verify runs
     """
 
     @property
@@ -56,7 +59,10 @@ class Drafter(Protocol):
     @property
     def wants(self) -> frozenset[str]: ...
 
-    def start(self, prompt: Sequence[int]) -> None: ...
+    def start(self, prompt: Sequence[int], read: Output = UNREAD) -> None:
+        """A new text. `read`: the prefill run, with the features that it `wants` of the prompt's last rows: all of
+        them, or those past the prefix that the last text left behind and the one row before it."""
+        ...
 
     def propose(self, context: Context, width: int) -> Draft:
         """At most width - 1 tokens."""

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from spec_edge.runtime.costs import UNMEASURED, CostCurve
-from spec_edge.runtime.draft import EMPTY, ROOT, Context, Draft, Output, Verdict
+from spec_edge.runtime.draft import EMPTY, ROOT, UNREAD, Context, Draft, Output, Verdict
 from spec_edge.runtime.drafters import prompt_lookup
 from spec_edge.runtime.drafters.options import DrafterOptions
 from spec_edge.runtime.protocols import Drafter
@@ -148,9 +148,9 @@ class Auto:
     def wants(self) -> frozenset[str]:
         return self._inner.wants
 
-    def start(self, prompt: Sequence[int]) -> None:
+    def start(self, prompt: Sequence[int], read: Output = UNREAD) -> None:
         """A new text: forget the estimates."""
-        self._inner.start(prompt)
+        self._inner.start(prompt, read)
         views: list[Callable[[Draft], Draft]] = [first_choices, lambda draft: draft]
         self._shadows = [Shadow(view, Acceptance(self._most, self._belief)) for view in views]
 

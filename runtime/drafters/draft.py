@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spec_edge.models.contract import BadUsage, SpecError
-from spec_edge.runtime.draft import EMPTY, ROOT, Context, Draft, Output, Verdict
+from spec_edge.runtime.draft import EMPTY, ROOT, UNREAD, Context, Draft, Output, Verdict
 from spec_edge.runtime.draft_model import DraftModel, Logits
 from spec_edge.runtime.drafters.options import DrafterOptions
 from spec_edge.runtime.law import Law, draw, probability
@@ -63,7 +63,7 @@ class DraftDrafter:
         self._q: NDArray[np.float64] = np.empty((0, 0))
         self._scratch: NDArray[np.float32] = np.empty(0, np.float32)
 
-    def start(self, prompt: Sequence[int]) -> None:
+    def start(self, prompt: Sequence[int], read: Output = UNREAD) -> None:  # noqa: ARG002
         """Read the prompt, apart from what it shares with the last text."""
         self._prompt = len(prompt)
         self._model.begin()

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from spec_edge.models.contract import BadUsage
-from spec_edge.runtime.draft import ROOT, Context, Draft, Output, Verdict
+from spec_edge.runtime.draft import ROOT, UNREAD, Context, Draft, Output, Verdict
 from spec_edge.runtime.drafters.options import DrafterOptions
 from spec_edge.runtime.ngram_pool import Guess, NgramPool
 from spec_edge.runtime.trie import merge
@@ -118,7 +118,7 @@ class Lookahead:
         self._options = options
         self.start((0,))
 
-    def start(self, prompt: Sequence[int]) -> None:
+    def start(self, prompt: Sequence[int], read: Output = UNREAD) -> None:  # noqa: ARG002
         """A new text: the pool is empty, the window begins to warm up at the first step."""
         self._prompt = tuple(prompt)
         self._shape = Shape(1, 2, 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from spec_edge.runtime.draft import EMPTY, Context, Draft, Output, Verdict
+from spec_edge.runtime.draft import EMPTY, UNREAD, Context, Draft, Output, Verdict
 from spec_edge.runtime.drafters.options import DrafterOptions
 
 
@@ -14,7 +14,7 @@ class Plain:
     name = "plain"
     wants: frozenset[str] = frozenset()
 
-    def start(self, prompt: Sequence[int]) -> None:
+    def start(self, prompt: Sequence[int], read: Output = UNREAD) -> None:
         """Nothing to prepare."""
 
     def propose(self, context: Context, width: int) -> Draft:  # noqa: ARG002

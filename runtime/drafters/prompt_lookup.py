@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from spec_edge.runtime.draft import EMPTY, Context, Draft, Output, Verdict
+from spec_edge.runtime.draft import EMPTY, UNREAD, Context, Draft, Output, Verdict
 from spec_edge.runtime.drafters.options import DrafterOptions
 
 DRAFT_TOKENS = 7
@@ -66,7 +66,7 @@ class PromptLookup:
         longest = self._options.max_ngram
         return NgramIndex(self._options.min_ngram or min(MIN_NGRAM, longest), longest)
 
-    def start(self, prompt: Sequence[int]) -> None:
+    def start(self, prompt: Sequence[int], read: Output = UNREAD) -> None:  # noqa: ARG002
         """Index the prompt; what follows is indexed as it comes."""
         self._index = self._empty()
         self._index.update(prompt)

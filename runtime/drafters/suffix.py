@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
-from spec_edge.runtime.draft import ROOT, Context, Draft, Output, Verdict
+from spec_edge.runtime.draft import ROOT, UNREAD, Context, Draft, Output, Verdict
 from spec_edge.runtime.drafters.options import DrafterOptions
 from spec_edge.runtime.suffix_automaton import SuffixAutomaton
 from spec_edge.runtime.trie import Scores
@@ -116,7 +116,7 @@ class Suffix:
         self._options = options
         self.start(())
 
-    def start(self, prompt: Sequence[int]) -> None:
+    def start(self, prompt: Sequence[int], read: Output = UNREAD) -> None:  # noqa: ARG002
         """A new text."""
         self._sources = [Source(SuffixAutomaton(), follow=False)]
         if self._options.pool is not None:

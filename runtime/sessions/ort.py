@@ -18,6 +18,7 @@ from spec_edge.models.contract import SpecError
 from spec_edge.runtime.bundle import Bundle
 from spec_edge.runtime.cache import FusedCache
 from spec_edge.runtime.draft import Draft, Output
+from spec_edge.runtime.sessions.features import features, joined, widths
 from spec_edge.runtime.sessions.opening import assignment, guarded, open_graph
 
 WIDEST = 64
@@ -35,29 +36,29 @@ BLOCKED = -1e4
 
 @dataclass(frozen=True)
 class _Run:
-    """A binding and the numbers to rewrite before it runs. hidden is None where it is not computed."""
+    """A binding and the numbers to rewrite before it runs. features: by name, those that are wanted."""
 
     binding: Any
     ids: NDArray[np.int32]
     positions: NDArray[np.int64]
     seqlens: NDArray[np.int32]
     logits: NDArray[np.float32]
-    hidden: NDArray[np.float32] | None
+    features: dict[str, NDArray[np.float32]]
     held: tuple[NDArray[Any], ...]
 
 
 class OrtSession:
-    """The `Session` of protocols.py. `hidden`: set it when the drafter wants the last hidden states."""
+    """The `Session` of protocols.py."""
 
-    _runs: dict[tuple[int, int, bool], _Run]
+    _runs: dict[tuple[int, int, frozenset[str]], _Run]
     _bias: NDArray[np.float32]
     _dirty: NDArray[np.float32]
 
-    def __init__(self, bundle: Bundle, threads: int | None = None, provider: str = "cpu", hidden: bool = False) -> None:
+    def __init__(self, bundle: Bundle, threads: int | None = None, provider: str = "cpu") -> None:
         graphs = [g for g in bundle.graphs("target", "step") if g.lowering == "fused"]
         if not graphs:
             raise SpecError("this bundle has no any-width graph for ONNX Runtime; export it again for the target 'cpu'")
-        self.hidden = hidden
+        self.wants: frozenset[str] = frozenset()
         self._model = bundle.manifest.model
         self._session = open_graph(bundle, graphs[0], provider, threads)
         self.assignment = assignment(self._session)
@@ -82,19 +83,18 @@ class OrtSession:
         return self._cache.length
 
     def prefill(self, ids: Sequence[int]) -> Output:
-        """Run and commit `ids` in chunks; logits [1, V] of the last one, hidden [len(ids), H] if wanted."""
+        """Run and commit `ids` in chunks; logits [1, V] of the last one, features of all that are wanted."""
         if not ids:
             raise SpecError("there is nothing to prefill")
         self._reserve(len(ids), spare=self.max_width)
-        hidden = []
+        parts = []
         for start in range(0, len(ids), CHUNK):
             chunk = ids[start : start + CHUNK]
             size = len(chunk)
             output = self._run(chunk, np.arange(size), np.tri(size, dtype=bool), np.array([size - 1], np.int32))
             self._cache.commit(range(size))
-            if output.hidden is not None:
-                hidden.append(output.hidden.copy())
-        return Output(output.logits, np.concatenate(hidden) if hidden else None)
+            parts.append({name: part.copy() for name, part in features(output).items()})
+        return Output(output.logits, **joined(parts))
 
     def verify(self, pending: int, draft: Draft) -> Output:
         """Run the pending token and the draft; logits [len(draft) + 1, V]. Commits nothing."""
@@ -128,7 +128,7 @@ class OrtSession:
         self._write_bias(mask)
         guarded("ONNX Runtime failed", lambda: self._session.run_with_iobinding(run.binding))
         self._cache.stage(len(ids))
-        return Output(run.logits, run.hidden)
+        return Output(run.logits, **run.features)
 
     def _write_bias(self, mask: NDArray[np.bool_]) -> None:
         """Bias of the new columns; committed ones and those behind are 0 (the kernel reads none behind)."""
@@ -157,7 +157,7 @@ class OrtSession:
         self._dirty = self._bias[:0, :0]
 
     def _bound(self, size: int, rows: NDArray[np.int32]) -> _Run:
-        key = (size, len(rows), self.hidden)
+        key = (size, len(rows), self.wants)
         if key not in self._runs:
             self._runs[key] = self._bind(size, rows)
         return self._runs[key]
@@ -169,7 +169,7 @@ class OrtSession:
         seqlens, total = np.zeros(1, np.int32), np.array([slots], np.int32)
         bias = self._bias[:size].reshape(1, 1, size, slots)
         logits = self._logits[: len(rows)]
-        hidden = np.zeros((size, self._model.hidden_size), np.float32) if self.hidden else None
+        features = {n: np.zeros((size, w), np.float32) for n, w in widths(self._model).items() if n in self.wants}
         inputs: dict[str, NDArray[Any]] = {
             "input_ids": ids,
             "position_ids": positions,
@@ -178,8 +178,7 @@ class OrtSession:
         }
         inputs |= {"bias": bias, "rows": rows}
         outputs: dict[str, NDArray[Any]] = {"logits": logits[None]}
-        if hidden is not None:
-            outputs["hidden"] = hidden[None]
+        outputs |= {name: array[None] for name, array in features.items()}
         for i in range(self._model.layers):
             for kind, part in (("key", self._cache.past[2 * i]), ("value", self._cache.past[2 * i + 1])):
                 inputs[f"past_{kind}.{i}"] = outputs[f"present_{kind}.{i}"] = part[None]
@@ -189,4 +188,4 @@ class OrtSession:
         for name, array in outputs.items():
             binding.bind_output(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
         held = (*inputs.values(), *outputs.values())
-        return _Run(binding, ids, positions, seqlens, logits, hidden, held)
+        return _Run(binding, ids, positions, seqlens, logits, features, held)

@@ -8,7 +8,7 @@ out of the graph and accepted ones are copied into the cache, which moves to the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from spec_edge.models.contract import GraphSpec, RopeFacts, SpecError, TensorSpe
 from spec_edge.runtime.bundle import Bundle
 from spec_edge.runtime.cache import PortableCache
 from spec_edge.runtime.draft import Draft, Output
+from spec_edge.runtime.sessions.features import features, joined, widths
 from spec_edge.runtime.sessions.opening import assignment, guarded, open_graph
 from spec_edge.runtime.sessions.ort import BLOCKED
 
@@ -37,10 +38,10 @@ class _Run:
 
 
 class StaticSession:
-    """The `Session` of protocols.py over fixed shapes. `hidden`: set it when the drafter wants them."""
+    """The `Session` of protocols.py over fixed shapes."""
 
-    def __init__(self, bundle: Bundle, threads: int | None = None, provider: str = "cpu", hidden: bool = False) -> None:
-        self.hidden = hidden
+    def __init__(self, bundle: Bundle, threads: int | None = None, provider: str = "cpu") -> None:
+        self.wants: frozenset[str] = frozenset()
         self._bundle, self._threads, self._provider = bundle, threads, provider
         self._model = bundle.manifest.model
         self._verify, self._prefill = (_by_bucket(bundle, role) for role in ("verify", "prefill"))
@@ -50,7 +51,7 @@ class StaticSession:
         dtype = next(t.dtype for t in self._verify[self._buckets[0]][0].inputs if t.name == "past_key.0")
         self._cache = PortableCache(self._model, self._buckets[0], dtype)
         self._sessions: dict[str, Any] = {}
-        self._runs: dict[tuple[str, bool], _Run] = {}
+        self._runs: dict[tuple[str, frozenset[str]], _Run] = {}
 
     @property
     def vocab_size(self) -> int:
@@ -78,10 +79,10 @@ class StaticSession:
         return total
 
     def prefill(self, ids: Sequence[int]) -> Output:
-        """Run and commit `ids` in chunks; logits [1, V] of the last one, hidden [len(ids), H] if wanted."""
+        """Run and commit `ids` in chunks; logits [1, V] of the last one, features of all that are wanted."""
         if not ids:
             raise SpecError("there is nothing to prefill")
-        start, hidden = 0, []
+        start, parts = 0, []
         while start < len(ids):
             graph = self._reserve(len(ids) - start, self._prefill)
             size = min(graph.width or 0, len(ids) - start)
@@ -89,9 +90,8 @@ class StaticSession:
             output = self._run(graph, ids[start : start + size], np.arange(size), np.tri(size, dtype=bool), pad)
             self._cache.commit(range(size))
             start += size
-            if output.hidden is not None:
-                hidden.append(output.hidden.copy())
-        return Output(output.logits, np.concatenate(hidden) if hidden else None)
+            parts.append(features(output))
+        return Output(output.logits, **joined(parts))
 
     def verify(self, pending: int, draft: Draft) -> Output:
         """Run the pending token and the draft; logits [len(draft) + 1, V]. Commits nothing."""
@@ -100,7 +100,7 @@ class StaticSession:
             raise SpecError(f"a draft of {len(draft)} tokens is wider than {self.max_width} rows")
         graph = self._reserve(size, self._verify)
         output = self._run(graph, (pending, *draft.tokens), draft.depths, draft.mask, 0)
-        return Output(output.logits[:size], output.hidden)
+        return replace(output, logits=output.logits[:size])
 
     def commit(self, rows: Sequence[int]) -> None:
         self._cache.commit(rows)
@@ -140,11 +140,13 @@ class StaticSession:
         _show_past(run, self.length)
         guarded("ONNX Runtime failed", lambda: run.session.run_with_iobinding(run.binding))
         self._cache.stage(run.new[:, :, real])
-        hidden = run.outputs["hidden"][0, real].astype(np.float32) if self.hidden else None
-        return Output(run.outputs["logits"][0].astype(np.float32, copy=False), hidden)
+        wanted = {
+            name: run.outputs[name][0, real].astype(np.float32) for name in widths(self._model) if name in self.wants
+        }
+        return Output(run.outputs["logits"][0].astype(np.float32, copy=False), **wanted)
 
     def _bound(self, graph: GraphSpec) -> _Run:
-        key = (graph.name, self.hidden)
+        key = (graph.name, self.wants)
         if key not in self._runs:
             if graph.name not in self._sessions:
                 self._sessions[graph.name] = open_graph(self._bundle, graph, self._provider, self._threads)
@@ -159,7 +161,8 @@ class StaticSession:
         parts = {f"past_{name}": past[i][None] for i, name in enumerate(slots)}
         parts |= {f"new_{name}": new[i][None] for i, name in enumerate(slots)}
         inputs = {t.name: parts[t.name] if t.name in parts else _zeros(t) for t in graph.inputs}
-        wanted = [t for t in graph.outputs if t.name != "hidden" or self.hidden]
+        unwanted = widths(self._model).keys() - self.wants
+        wanted = [t for t in graph.outputs if t.name not in unwanted]
         outputs = {t.name: parts[t.name] if t.name in parts else _zeros(t) for t in wanted}
         inputs["bias_past"][...] = BLOCKED
         binding = session.io_binding()

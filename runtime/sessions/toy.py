@@ -29,6 +29,7 @@ class ToySession:
         self.capacity = capacity
         self.max_width = max_width
         self.length = 0
+        self.wants: frozenset[str] = frozenset()
         self._grain = grain
         self._embed = rng.normal(size=(vocab_size, DIM))
         self._position = rng.normal(size=(capacity, DIM))
@@ -43,15 +44,15 @@ class ToySession:
         return self._cache[:, :, : self.length]
 
     def prefill(self, ids: Sequence[int]) -> Output:
-        """Run and commit `ids`, token by token."""
+        """Run and commit `ids`, token by token. Features are given whether wanted or not; `taps` is `hidden` twice."""
         if not ids or self.length + len(ids) > self.capacity:
             raise SpecError(f"toy: {len(ids)} more tokens do not fit after {self.length} of {self.capacity}")
-        output = None
+        outputs = []
         for token in ids:
-            output = self._run([token], EMPTY)
+            outputs.append(self._run([token], EMPTY))
             self.commit([0])
-        assert output is not None
-        return output
+        hidden = np.concatenate([output.hidden for output in outputs if output.hidden is not None])
+        return Output(outputs[-1].logits, hidden, np.concatenate([hidden, hidden], axis=1))
 
     def verify(self, pending: int, draft: Draft) -> Output:
         """Logits of the pending token's row and of every drafted one."""
@@ -89,7 +90,8 @@ class ToySession:
         logits = np.stack([h @ self._head for h in hidden])
         if self._grain:
             logits = np.round(logits / self._grain) * self._grain
-        return Output(logits.astype(np.float32), hidden.astype(np.float32))
+        features = hidden.astype(np.float32)
+        return Output(logits.astype(np.float32), features, np.concatenate([features, features], axis=1))
 
     def _row(self, x: Doubles, new: Doubles, row: int, seen: NDArray[np.intp]) -> Doubles:
         """One row through the layers; writes its keys and values into `new`."""

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spec_edge.models.contract import BadUsage, SpecError
-from spec_edge.runtime.draft import Context, Draft, Output, Verdict
+from spec_edge.runtime.draft import UNREAD, Context, Draft, Output, Verdict
 from spec_edge.runtime.draft_model import DraftModel
 from spec_edge.runtime.drafters import draft as drafting
 from spec_edge.runtime.drafters import plain, prompt_lookup
@@ -91,8 +91,8 @@ class Watched:
         self.inner, self.session, self.fresh, self.checks = inner, session, fresh, 0
         self.name = inner.name
 
-    def start(self, prompt: Sequence[int]) -> None:
-        self.inner.start(prompt)
+    def start(self, prompt: Sequence[int], read: Output = UNREAD) -> None:
+        self.inner.start(prompt, read)
         self._check(prompt)
 
     def propose(self, context: Context, width: int) -> Draft:

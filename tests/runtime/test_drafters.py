@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from spec_edge.models.contract import BadUsage
 from spec_edge.models.plugins import find, known
 from spec_edge.runtime.costs import CostCurve
-from spec_edge.runtime.draft import EMPTY, Context, Draft, Output, Verdict
+from spec_edge.runtime.draft import EMPTY, UNREAD, Context, Draft, Output, Verdict
 from spec_edge.runtime.drafters import auto, plain, prompt_lookup
 from spec_edge.runtime.drafters.options import DrafterOptions
 from spec_edge.runtime.drafters.prompt_lookup import NgramIndex, continuation
@@ -247,7 +247,7 @@ class Forking:
     def __init__(self, text: Sequence[int], right_first: bool) -> None:
         self._text, self._right_first, self.observed = text, right_first, 0
 
-    def start(self, prompt: Sequence[int]) -> None: ...
+    def start(self, prompt: Sequence[int], read: Output = UNREAD) -> None: ...
 
     def propose(self, context: Context, width: int) -> Draft:
         right = self._text[len(context.ids) :][:3]

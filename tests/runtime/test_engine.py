@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spec_edge.models.contract import SpecError
-from spec_edge.runtime.draft import EMPTY, Context, Draft, Output, Verdict
+from spec_edge.runtime.draft import EMPTY, UNREAD, Context, Draft, Output, Verdict
 from spec_edge.runtime.drafters import plain
 from spec_edge.runtime.drafters.options import DrafterOptions
 from spec_edge.runtime.engine import Engine, Limits
@@ -34,7 +34,7 @@ class Scripted:
         self._propose = propose
         self.seen: list[tuple[Verdict, Draft]] = []
 
-    def start(self, prompt: Sequence[int]) -> None:
+    def start(self, prompt: Sequence[int], read: Output = UNREAD) -> None:
         self.seen = []
 
     def propose(self, context: Context, width: int) -> Draft:

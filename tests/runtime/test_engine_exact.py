@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from spec_edge.runtime import accept
-from spec_edge.runtime.draft import Context, Draft, Output, Verdict
+from spec_edge.runtime.draft import UNREAD, Context, Draft, Output, Verdict
 from spec_edge.runtime.engine import Engine, Limits
 from spec_edge.runtime.law import Law, dense, probability, without
 from spec_edge.runtime.processors import Past
@@ -84,7 +84,7 @@ class Proposing:
     def __init__(self, propose: Callable[[Sequence[int], Script], Draft]) -> None:
         self._propose = propose
 
-    def start(self, prompt: Sequence[int]) -> None: ...
+    def start(self, prompt: Sequence[int], read: Output = UNREAD) -> None: ...
 
     def propose(self, context: Context, width: int) -> Draft:
         return self._propose(context.ids, self.chance)

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from spec_edge.runtime import sampling
-from spec_edge.runtime.draft import EMPTY, Context, Draft, Output, Verdict
+from spec_edge.runtime.draft import EMPTY, UNREAD, Context, Draft, Output, Verdict
 from spec_edge.runtime.engine import Engine, Limits
 from spec_edge.runtime.law import Law, dense, siblings
 from spec_edge.runtime.processors import Past
@@ -111,7 +111,7 @@ class Proposing:
     def __init__(self, propose: Callable[[Table, Context], Draft], table: Table) -> None:
         self._propose, self._table = propose, table
 
-    def start(self, prompt: Sequence[int]) -> None: ...
+    def start(self, prompt: Sequence[int], read: Output = UNREAD) -> None: ...
 
     def propose(self, context: Context, width: int) -> Draft:
         return self._propose(self._table, context)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spec_edge.models.contract import BadUsage, SpecError
-from spec_edge.runtime.draft import EMPTY, Context, Draft, Output, Verdict
+from spec_edge.runtime.draft import EMPTY, UNREAD, Context, Draft, Output, Verdict
 from spec_edge.runtime.drafters import plain
 from spec_edge.runtime.drafters.options import DrafterOptions
 from spec_edge.runtime.engine import Engine, Limits
@@ -35,7 +35,7 @@ class Proposing:
     def __init__(self, propose: Callable[[Context, int], Draft]) -> None:
         self._propose = propose
 
-    def start(self, prompt: Sequence[int]) -> None: ...
+    def start(self, prompt: Sequence[int], read: Output = UNREAD) -> None: ...
 
     def propose(self, context: Context, width: int) -> Draft:
         return self._propose(context, width)

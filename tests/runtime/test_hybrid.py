@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from spec_edge.models.contract import BadUsage
 from spec_edge.runtime import hybrid
-from spec_edge.runtime.draft import EMPTY, Context, Draft, Output, Verdict
+from spec_edge.runtime.draft import EMPTY, UNREAD, Context, Draft, Output, Verdict
 from spec_edge.runtime.drafters.options import DrafterOptions
 from spec_edge.runtime.engine import Engine, Limits
 from spec_edge.runtime.protocols import Drafter
@@ -161,7 +161,7 @@ class Fixed:
     def __init__(self, name: str, draft: Draft) -> None:
         self.name, self.draft, self.seen, self.started = name, draft, [], 0
 
-    def start(self, prompt: Sequence[int]) -> None:
+    def start(self, prompt: Sequence[int], read: Output = UNREAD) -> None:
         self.started += 1
 
     def propose(self, context: Context, width: int) -> Draft:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spec_edge.models.contract import BadUsage
-from spec_edge.runtime.draft import EMPTY, Context, Draft, Output, Verdict
+from spec_edge.runtime.draft import EMPTY, UNREAD, Context, Draft, Output, Verdict
 from spec_edge.runtime.drafters import lookahead
 from spec_edge.runtime.drafters.lookahead import Shape, check_width, fit, locate, window
 from spec_edge.runtime.drafters.options import DrafterOptions
@@ -149,7 +149,7 @@ class Nothing:
     name = "nothing"
     wants: frozenset[str] = frozenset()
 
-    def start(self, prompt: Sequence[int]) -> None: ...
+    def start(self, prompt: Sequence[int], read: Output = UNREAD) -> None: ...
 
     def propose(self, context: Context, width: int) -> Draft:  # noqa: ARG002
         return EMPTY

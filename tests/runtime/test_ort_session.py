@@ -35,7 +35,8 @@ def prompt(count: int) -> list[int]:
 
 @pytest.mark.parametrize("count", [1, 15, 16, 17, 40, 100])
 def test_prefill_gives_the_last_row(make: Callable[..., Any], network: Reference, count: int) -> None:
-    session = make(hidden=True)
+    session = make()
+    session.wants = frozenset({"hidden"})
     output = session.prefill(prompt(count))
     logits, hidden = network(prompt(count))
     assert output.logits.shape == (1, logits.shape[1]) and session.length == count

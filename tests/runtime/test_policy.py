@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spec_edge.runtime.costs import CostCurve
-from spec_edge.runtime.draft import EMPTY, Context, Draft, Output, Verdict
+from spec_edge.runtime.draft import EMPTY, UNREAD, Context, Draft, Output, Verdict
 from spec_edge.runtime.engine import Engine, Limits
 from spec_edge.runtime.policy import Adaptive, Belief, Fixed, choose, known_cost
 from spec_edge.runtime.sampling import Sampling
@@ -112,7 +112,7 @@ class Guessing:
     def __init__(self) -> None:
         self.widths: list[int] = []
 
-    def start(self, prompt: Sequence[int]) -> None: ...
+    def start(self, prompt: Sequence[int], read: Output = UNREAD) -> None: ...
 
     def propose(self, context: Context, width: int) -> Draft:
         self.widths.append(width)
