@@ -40,6 +40,7 @@ def _bf16(raw: bytes) -> F32:
 
 
 _READERS: Mapping[str, Callable[[bytes], F32]] = {"F32": _f32, "F16": _f16, "BF16": _bf16}
+_INTEGERS: Mapping[str, str] = {"I64": "<i8", "I32": "<i4", "BOOL": "?", "U8": "u1"}
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,18 @@ class StoredTensor:
 
     def dense(self) -> F32:
         """float32 in its shape; SpecError if the file cannot be read or holds a value that is not finite."""
+        values = _READERS[self.kind](self._raw())
+        if not np.isfinite(values).all():
+            raise SpecError(f"{self.path} holds a weight that is not a finite number: download it again")
+        return values.reshape(self.shape)
+
+    def integers(self) -> NDArray[np.int64]:
+        """int64 in its shape, of ids and flags; SpecError if it is of another type."""
+        if self.kind not in _INTEGERS:
+            raise SpecError(f"{self.path} holds a table of type {self.kind}; {', '.join(_INTEGERS)} are read")
+        return np.frombuffer(self._raw(), _INTEGERS[self.kind]).astype(np.int64).reshape(self.shape)
+
+    def _raw(self) -> bytes:
         try:
             with self.path.open("rb") as file:
                 file.seek(self.offset)
@@ -62,10 +75,7 @@ class StoredTensor:
             raise SpecError(f"cannot read {self.path}: {error.strerror or error}") from error
         if len(raw) != self.nbytes:
             raise SpecError(f"{self.path} became shorter while it was read: run again with the complete file")
-        values = _READERS[self.kind](raw)
-        if not np.isfinite(values).all():
-            raise SpecError(f"{self.path} holds a weight that is not a finite number: download it again")
-        return values.reshape(self.shape)
+        return raw
 
 
 def check_kind(tensor: StoredTensor, name: str) -> None:
