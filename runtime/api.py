@@ -28,7 +28,7 @@ from spec_edge.runtime.options import Options
 from spec_edge.runtime.policy import known_cost
 from spec_edge.runtime.pool import Pool
 from spec_edge.runtime.protocols import Drafter
-from spec_edge.runtime.resolve import DEFAULT, bundle_folder
+from spec_edge.runtime.resolve import DEFAULT, bundle_folder, check_name
 from spec_edge.runtime.sampling import Sampler, Sampling
 from spec_edge.runtime.sessions.opening import SUFFIX, provider_name
 from spec_edge.runtime.sessions.ort import OrtSession
@@ -70,6 +70,9 @@ def load(
             raise BadUsage(f"{name} must be at least 1 and at most {MOST_THREADS}, not {count}")
     provider_name(provider)
     provider_name(draft_provider)
+    for name in (model, draft):
+        if name is not None:
+            check_name(str(name))
     bundle = open_bundle(bundle_folder(str(model)))
     named = None if draft is None else open_bundle(bundle_folder(str(draft)))
     companion = Companion(bundle, named, draft_provider, draft_threads)
@@ -129,19 +132,22 @@ class LLM:
     def start(self, prompt: Prompt, options: Options) -> Stream:
         """`stream` with its keywords in one record."""
         request.check(options)
-        facts = self.bundle.manifest.text
-        sampling = request.sampling(options, [w for word in options.bad_words for w in self.text.spellings(word)])
         text = TextStream(self.text.decode, request.stops(options))
         ids = self._encode(prompt, options.chat)
-        modules = request.methods(options)
-        cost = self._cost(modules, sampling)
         pool = self._pool(options)
-        drafter = self._drafter(options, modules, sampling, cost, pool)
-        limits, policy = request.limits(options, facts), request.paced(options, modules, cost)
-        engine = Engine(self.session, drafter, sampling, limits, policy)
-        self._current = None
+        engine = self.engine(options, pool)
         self._current = Stream(self._owner(pool), engine, ids, text)
         return self._current
+
+    def engine(self, options: Options, pool: Pool | None = None) -> Engine:
+        """The loop under a generation, for a caller that counts in tokens and steps. It ends any other generation."""
+        modules = request.methods(options)
+        sampling = request.sampling(options, [w for word in options.bad_words for w in self.text.spellings(word)])
+        cost = self._cost(modules, sampling)
+        drafter = self._drafter(options, modules, sampling, cost, pool)
+        limits = request.limits(options, self.bundle.manifest.text)
+        self._current = None
+        return Engine(self.session, drafter, sampling, limits, request.paced(options, modules, cost))
 
     def close(self) -> None:
         self._current = None
@@ -171,11 +177,10 @@ class LLM:
                 pool.save()
 
         model = self.bundle.manifest.model.name
-        return Owner(self.provider, model, lambda stream: self._current is stream, keep, pool.note if pool else None)
+        return Owner(self.provider, model, lambda stream: self._current is stream, keep, lambda: pool.note if pool else None)
 
     def _encode(self, prompt: Prompt, chat: bool) -> list[int]:
-        if not prompt:
-            raise BadUsage("the prompt is empty; give it some text")
+        request.refuse_empty(prompt, chat)
         if isinstance(prompt, str):
             return (
                 self.text.encode_chat([{"role": "user", "content": prompt}])
@@ -195,6 +200,7 @@ class LLM:
         pool: Pool | None,
     ) -> Drafter:
         facts = self.bundle.manifest.text
+        request.fit(options, self.session.max_width)
         draft = self.companion.model() if request.reads(modules, "draft") else None
         sampler = Sampler(sampling, facts.eos_ids, facts.tokens)
         told = request.drafting(options)
