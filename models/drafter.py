@@ -7,7 +7,7 @@ that target, from which export takes sizes, stored weights and graphs. In the or
     describe(files)                 what it says of itself, with or without tensors, for `inspect`
     open(files, target)             checked against the target; without tensors sizes still follow from the config
     drafter.tensors                 own tensors and their shapes: the memory plan is made of them
-    drafter.store(out, precision)   own tensors into the bundle's weights file; gives the maker of the graphs
+    drafter.store(out, room, ...)   own tensors into the bundle's weights file; gives the maker of the graphs
     make(target's Stored, room)     the graphs
     drafter.check(...)              a graph that was written, against numpy
 """
@@ -179,10 +179,11 @@ class OpenDrafter(Protocol):
     @property
     def tensors(self) -> Shapes: ...
 
-    def store(self, out: Writer, precision: str) -> MakeGraphs:
+    def store(self, out: Writer, room: Room, target: Weights) -> MakeGraphs:
         """Own tensors into the weights file, under keys that begin with the drafter's name and a point.
 
-        `out.dtypes`: activation dtypes of the graphs to come. SpecError: a value that cannot be stored.
+        `out.dtypes`: activation dtypes of the graphs to come. `room`: the same that the graphs are made for. `target`:
+        what is only a copy of the target's is not stored again. SpecError: a value that cannot be stored.
         """
         ...
 
