@@ -24,6 +24,8 @@ from spec_edge.models.safetensors_file import StoredTensor, check_kind, read_saf
 _ONE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _BUFFERS = ("rotary_emb.inv_freq", "self_attn.bias", "self_attn.masked_bias")
 """Endings of tensors that old checkpoints hold and no network reads."""
+_DRAFTERS = ("medusa_head.",)
+"""Beginnings of tensors of drafters that lie in their target's checkpoint: `--medusa` reads them."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,8 @@ def _sharded(folder: Path) -> dict[str, StoredTensor]:
     return found
 
 
-def _tensors(folder: Path) -> dict[str, StoredTensor]:
+def folder_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """Every tensor of model.safetensors, or of the files that its index names."""
     if (folder / _ONE).is_file():
         return read_safetensors(folder / _ONE)
     if (folder / _INDEX).is_file():
@@ -84,7 +87,8 @@ def _tensors(folder: Path) -> dict[str, StoredTensor]:
     raise SpecError(f"{folder} has no {_ONE} and no {_INDEX}: only safetensors weights are read, never pickles")
 
 
-def _config(folder: Path) -> ModelConfig:
+def folder_config(folder: Path) -> ModelConfig:
+    """The settings of config.json; no weights are needed."""
     settings = read_json(folder / "config.json")
     kind = settings.get("model_type")
     if not isinstance(kind, str):
@@ -98,10 +102,11 @@ def _config(folder: Path) -> ModelConfig:
 
 def _weights(folder: Path, config: ModelConfig) -> FolderWeights:
     """The tensors of the network. A head beside tied embeddings is not read, as in transformers."""
-    stored = _tensors(folder)
+    stored = folder_tensors(folder)
     wanted = tensor_shapes(config)
     found = {name: tensor for name, tensor in stored.items() if name in wanted}
-    silent = {name for name in stored if name.endswith(_BUFFERS) or (config.tied and name == "lm_head.weight")}
+    silent = {name for name in stored if name.endswith(_BUFFERS) or name.startswith(_DRAFTERS)}
+    silent |= {"lm_head.weight"} if config.tied else set()
     if not config.tied and "lm_head.weight" not in found:
         raise SpecError(f"{folder} has no tensor 'lm_head.weight', and config.json says tie_word_embeddings = false")
     check_tensors(config, {n: t.shape for n, t in found.items()}, stored.keys() - wanted.keys() - silent, str(folder))
@@ -133,7 +138,7 @@ def open_folder(path: Path, progress: Progress | None = None) -> Checkpoint:
     folder = path.resolve()
     if not (folder / "config.json").is_file():
         raise SpecError(f"{path} is not a model folder: it has no config.json")
-    config = _config(folder)
+    config = folder_config(folder)
     weights = _weights(folder, config)
     text = text_files(folder, config.vocab_size)
     return Checkpoint(folder.name, config, weights, text, _source(folder, weights, progress))
