@@ -164,12 +164,13 @@ class DraftFact:
 
 @dataclass(frozen=True)
 class CacheFacts:
-    """Shape and positions of a drafter's own K/V cache."""
+    """Shape and positions of a drafter's own K/V cache. `scratch`: rows past the context that its graphs allow for."""
 
     layers: int
     kv_heads: int
     head_dim: int
     rope: RopeFacts
+    scratch: int = 0
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,8 @@ def _project(weights: Weights, name: str, x: F32, bias: bool) -> F32:
     return y + weights.dense(f"{name}.bias") if bias else y
 
 
-def _attention(config: ModelConfig, weights: Weights, layer: str, x: F32, lengths: Sequence[int]) -> F32:
+def attention(config: ModelConfig, weights: Weights, layer: str, x: F32, lengths: Sequence[int]) -> F32:
+    """Self-attention of texts one after another, x [sum of lengths, what q, k and v read], their output projected."""
     sizes = {"q": config.heads, "k": config.kv_heads, "v": config.kv_heads}
     q, k, v = (
         _project(weights, f"{layer}.self_attn.{part}_proj", x, config.qkv_bias).reshape(len(x), heads, config.head_dim)
@@ -92,10 +93,12 @@ def _attention(config: ModelConfig, weights: Weights, layer: str, x: F32, length
     q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
     cuts = np.cumsum(lengths)[:-1]
     texts = zip(np.split(q, cuts), np.split(k, cuts), np.split(v, cuts), strict=True)
-    return _project(weights, f"{layer}.self_attn.o_proj", np.concatenate([_attend(*t) for t in texts]), bias=False)
+    name = f"{layer}.self_attn.o_proj"
+    joined = np.concatenate([_attend(*t) for t in texts])
+    return _project(weights, name, joined, bias=f"{name}.bias" in weights.names())
 
 
-def _mlp(weights: Weights, layer: str, x: F32) -> F32:
+def mlp(weights: Weights, layer: str, x: F32) -> F32:
     """SwiGLU (Shazeer 2020): down(silu(gate(x)) * up(x))."""
     gate = _project(weights, f"{layer}.mlp.gate_proj", x, bias=False)
     with np.errstate(over="ignore"):
@@ -119,8 +122,8 @@ def hidden_states(config: ModelConfig, weights: Weights, texts: Sequence[Ids], s
     x = weights.dense("model.embed_tokens.weight")[np.concatenate([np.asarray(t, np.int64) for t in texts])]
     for i in range(config.layers):
         layer = f"model.layers.{i}"
-        x = x + _attention(config, weights, layer, norm(x, f"{layer}.input_layernorm"), lengths)
-        x = x + _mlp(weights, layer, norm(x, f"{layer}.post_attention_layernorm"))
+        x = x + attention(config, weights, layer, norm(x, f"{layer}.input_layernorm"), lengths)
+        x = x + mlp(weights, layer, norm(x, f"{layer}.post_attention_layernorm"))
     return norm(x, "model.norm")
 
 

@@ -184,17 +184,25 @@ def store_model(
     out = Writer(store, dtypes)
     embedding = put_table(scheme.pack(weights, f"{EMBEDDING}.weight"), out, EMBEDDING, True)
     head = embedding if config.tied else put_table(scheme.pack(weights, f"{HEAD}.weight"), out, HEAD, False)
-    groups = {path: _group(weights, scheme, out, path, names) for path, names in _modules(config).items()}
+    groups = {path: put_group(weights, scheme, out, path, names) for path, names in _modules(config).items()}
     norms = {
         name: Norm(out.small(name, weights.dense(f"{name}.weight")), shrink((peaks or {}).get(name, 0.0)))
         for name in _norms(config)
     }
-    angle = np.arange(table_rows)[:, None] * np.asarray(rope.inv_freq)[None]
-    cos, sin = out.small("cos", np.cos(angle) * rope.scale), out.small("sin", np.sin(angle) * rope.scale)
+    cos, sin = rotary_tables(rope, table_rows, out)
     return Stored(store.path.name, scheme.accuracy_level, embedding, head, groups, norms, cos, sin)
 
 
-def _group(weights: Weights, scheme: Scheme, out: Writer, path: str, names: tuple[str, ...]) -> tuple[Linear, ...]:
+def rotary_tables(rope: RopeFacts, rows: int, out: Writer, prefix: str = "") -> tuple[ByDtype, ByDtype]:
+    """cos and sin [rows, D / 2] of positions 0 to rows - 1, under the keys `cos` and `sin` behind `prefix`."""
+    angle = np.arange(rows)[:, None] * np.asarray(rope.inv_freq)[None]
+    tables = {"cos": np.cos(angle) * rope.scale, "sin": np.sin(angle) * rope.scale}
+    cos, sin = (out.small(f"{prefix}{name}", table) for name, table in tables.items())
+    return cos, sin
+
+
+def put_group(weights: Weights, scheme: Scheme, out: Writer, path: str, names: tuple[str, ...]) -> tuple[Linear, ...]:
+    """Store projections of one input, merged where their packed forms allow. `path`: the module's and a group name."""
     module = path.rpartition(".")[0]
     paths = [f"{module}.{name}" for name in names]
     parts = [scheme.pack(weights, f"{p}.weight") for p in paths]
