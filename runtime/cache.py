@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from spec_edge.models.contract import ModelFacts, SpecError
+from spec_edge.models.contract import CacheFacts, ModelFacts, SpecError
 
 Array = NDArray[Any]
 
@@ -45,7 +45,7 @@ class Cache(Protocol):
 class _Buffer:
     """What both layouts share. The buffer starts zeroed: rows that no run wrote must be finite."""
 
-    def __init__(self, model: ModelFacts, slots: int, dtype: str) -> None:
+    def __init__(self, model: ModelFacts | CacheFacts, slots: int, dtype: str) -> None:
         self._shape = (2 * model.layers, model.kv_heads, model.head_dim)
         self.past = self._empty(slots, dtype)
         self.length = 0
@@ -81,7 +81,7 @@ class _Buffer:
 class FusedCache(_Buffer):
     """The graph's present is its past: row r of a run lies at slot length + r."""
 
-    def __init__(self, model: ModelFacts, slots: int) -> None:
+    def __init__(self, model: ModelFacts | CacheFacts, slots: int) -> None:
         super().__init__(model, slots, "float32")
 
     def stage(self, rows: int) -> None:
@@ -99,7 +99,7 @@ class FusedCache(_Buffer):
 class PortableCache(_Buffer):
     """New rows come out of the graph as [2L, KVH, S, D]; only accepted ones enter the cache."""
 
-    def __init__(self, model: ModelFacts, slots: int, dtype: str) -> None:
+    def __init__(self, model: ModelFacts | CacheFacts, slots: int, dtype: str) -> None:
         super().__init__(model, slots, dtype)
         self._new: Array = self.past[:, :, :0]
 

@@ -19,8 +19,8 @@ from spec_edge.runtime.bundle import Bundle
 from spec_edge.runtime.cache import PortableCache
 from spec_edge.runtime.draft import Draft, Output
 from spec_edge.runtime.sessions.features import features, joined, widths
+from spec_edge.runtime.sessions.fused import BLOCKED, bind
 from spec_edge.runtime.sessions.opening import assignment, guarded, open_graph
-from spec_edge.runtime.sessions.ort import BLOCKED
 
 Array = NDArray[Any]
 
@@ -165,11 +165,7 @@ class StaticSession:
         wanted = [t for t in graph.outputs if t.name not in unwanted]
         outputs = {t.name: parts[t.name] if t.name in parts else _zeros(t) for t in wanted}
         inputs["bias_past"][...] = BLOCKED
-        binding = session.io_binding()
-        for name, array in inputs.items():
-            binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
-        for name, array in outputs.items():
-            binding.bind_output(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+        binding = bind(session, inputs, outputs)
         return _Run(session, binding, inputs, outputs, new, np.zeros(1, np.int64))
 
 

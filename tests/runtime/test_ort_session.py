@@ -107,7 +107,7 @@ def test_the_buffer_grows_to_the_context_and_not_beyond(tiny: Path, network: Ref
     session.prefill(ids[: CHUNK + 1])
     session.prefill(ids[CHUNK + 1 :])
     np.testing.assert_allclose(session.verify(1, EMPTY).logits[0], network([*ids, 1])[0][-1], atol=1e-4)
-    assert session._cache.slots == session.capacity == 1024
+    assert session._graph.cache.slots == session.capacity == 1024
     with pytest.raises(SpecError, match=r"1025 tokens do not fit into the context of 1024"):
         session.verify(1, Draft.chain(tuple(range(24))))
 
@@ -172,7 +172,7 @@ def test_steps_reuse_their_buffers(tiny: Path) -> None:
     first = session.verify(1, EMPTY).logits
     session.commit((0,))
     assert session.verify(2, EMPTY).logits.ctypes.data == first.ctypes.data
-    assert len(session._runs) == 2
+    assert len(session._graph.runs) == 2
 
 
 def test_rows_are_committed_once_and_in_order(make: Callable[..., Any]) -> None:
