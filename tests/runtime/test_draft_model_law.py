@@ -9,8 +9,8 @@ from functools import cache
 import numpy as np
 import pytest
 
-from spec_edge.runtime import accept
-from spec_edge.runtime.draft import EMPTY, Context, Draft, Output
+from spec_edge.runtime import accept, hybrid
+from spec_edge.runtime.draft import EMPTY, Context, Draft, Output, Verdict
 from spec_edge.runtime.draft_model import DraftModel
 from spec_edge.runtime.drafters import draft as drafting
 from spec_edge.runtime.drafters.options import DrafterOptions
@@ -149,3 +149,29 @@ def test_a_drafted_token_must_not_be_dropped_for_what_it_is(monkeypatch: pytest.
     monkeypatch.setattr(drafter, "propose", censored)
     joint, want = text_law(Engine(Texts(4), drafter, options, Limits(NEW)), monkeypatch), plain_law(options)
     assert max(abs(joint[t] - want[t]) for t in want) > 1e-3
+
+
+@pytest.mark.parametrize("mode", ["merge", "cascade"])
+@pytest.mark.parametrize("method", ["suffix+draft", "prompt-lookup+draft", "lookahead+draft", "suffix+lookahead+draft"])
+@pytest.mark.parametrize("name", ["bare", "cut", "penalties"])
+def test_law_of_hybrids(name: str, method: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chains that were drawn, merged with copies of the text: a merged tree must drop the ratio rule."""
+    options = OPTIONS[name]
+    told = DrafterOptions(
+        sampler=Sampler(options, (), V), draft=DraftModel(Texts(9), V), min_ngram=1, hybrid=mode, **SHAPES["chain"]
+    )
+    drafter = hybrid.create(method, told)
+    engine = Engine(Texts(4), drafter, options, Limits(NEW))
+    seen: list[Draft] = []
+    observe = drafter.observe
+
+    def watch(verdict: Verdict, draft: Draft, output: Output) -> None:
+        seen.append(draft)
+        observe(verdict, draft, output)
+
+    monkeypatch.setattr(drafter, "observe", watch)
+    joint = text_law(engine, monkeypatch)
+    want = plain_law(options)
+    assert max(abs(joint[t] - want.get(t, 0.0)) for t in {*joint, *want}) < 1e-12
+    assert any("draft" in draft.sources for draft in seen)
+    assert mode == "cascade" or any(len(draft.sources) > 1 and draft.q is None for draft in seen)
