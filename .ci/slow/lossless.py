@@ -8,7 +8,7 @@ another order for one row than for several; the margin says how near the two tok
 2e-4 is a fault whatever the replay says.
 
 One line is appended to ROWS.jsonl per run, and runs that are there already are not repeated, so the script may be
-stopped and started again. It ends with a table (`--table` prints only that). Exit code 1 if there was a fault.
+stopped and started again. Questions are taken in a fixed random order, so that part of a run is a sample of all tasks. It ends with a table (`--table` prints only that). Exit code 1 if there was a fault.
 With --pad no run has a single row; then nothing may differ at all. With --noise the margins' movement between one row
 and two is measured on the plain texts.
 """
@@ -113,7 +113,8 @@ def runs(
     done: set[Any],
     noise: bool,
 ) -> Iterator[Row]:
-    for question, prompt in enumerate(prompts):
+    for question in map(int, np.random.default_rng(0).permutation(len(prompts))):
+        prompt = prompts[question]
         wanted = [(m, w) for m in methods for w in widths if (question, m, w) not in done]
         if not wanted:
             continue
