@@ -22,7 +22,6 @@ from spec_edge.runtime.bundle import Bundle, open_bundle
 from spec_edge.runtime.chat import Message
 from spec_edge.runtime.companion import Companion
 from spec_edge.runtime.costs import UNMEASURED, CostCurve, cost_key, load_costs, measure, save_costs
-from spec_edge.runtime.drafters.lookahead import check_width
 from spec_edge.runtime.engine import Engine
 from spec_edge.runtime.options import Options
 from spec_edge.runtime.policy import known_cost
@@ -70,9 +69,8 @@ def load(
             raise BadUsage(f"{name} must be at least 1 and at most {MOST_THREADS}, not {count}")
     provider_name(provider)
     provider_name(draft_provider)
-    for name in (model, draft):
-        if name is not None:
-            check_name(str(name))
+    for wanted in [model] if draft is None else [model, draft]:
+        check_name(str(wanted))
     bundle = open_bundle(bundle_folder(str(model)))
     named = None if draft is None else open_bundle(bundle_folder(str(draft)))
     companion = Companion(bundle, named, draft_provider, draft_threads)
@@ -177,7 +175,9 @@ class LLM:
                 pool.save()
 
         model = self.bundle.manifest.model.name
-        return Owner(self.provider, model, lambda stream: self._current is stream, keep, lambda: pool.note if pool else None)
+        return Owner(
+            self.provider, model, lambda stream: self._current is stream, keep, lambda: pool.note if pool else None
+        )
 
     def _encode(self, prompt: Prompt, chat: bool) -> list[int]:
         request.refuse_empty(prompt, chat)
@@ -204,8 +204,6 @@ class LLM:
         draft = self.companion.model() if request.reads(modules, "draft") else None
         sampler = Sampler(sampling, facts.eos_ids, facts.tokens)
         told = request.drafting(options)
-        if told.lookahead is not None:
-            check_width(told.lookahead, min(options.width or self.session.max_width, self.session.max_width))
         told = replace(told, cost=cost, sampler=sampler, draft=draft, pool=pool)
         return hybrid.create(options.method, told)
 

@@ -108,8 +108,8 @@ def run(
     from spec_edge.runtime.request import check
 
     options = Options(**values)
-    check(options)
-    text = read_prompt(prompt)
+    check(options, draft is not None or draft_provider != "cpu" or draft_threads is not None)
+    text = read_prompt(prompt, options.chat)
     with load(
         model,
         provider=provider,

@@ -129,10 +129,7 @@ class Engine:
     def step(self) -> list[int]:
         """One round. Returns the tokens it adds to the text: at least one, or none but an end-of-sequence."""
         begun = perf_counter()
-        rows, depth = self._room()
-        rows = self.policy.rows(len(self.ids), rows)
-        draft = self.drafter.propose(Context(self.ids, self._rng), rows)
-        draft = prune(draft, rows - 1, depth, self._tokens)
+        draft = self._propose(*self._room())
         drafted = perf_counter()
         output = self.session.verify(self.ids[-1], draft)
         verified = perf_counter()
@@ -182,6 +179,13 @@ class Engine:
         if self.limits.max_new_tokens is not None:
             left = min(left, self.limits.max_new_tokens - (len(self.ids) - self._prompt))
         return min(self._width, self.session.capacity - self.session.length), left - 1
+
+    def _propose(self, rows: int, depth: int) -> Draft:
+        """A draft that fits; nobody is asked for one where there is room for none."""
+        if min(rows - 1, depth) < 1:
+            return EMPTY
+        rows = self.policy.rows(len(self.ids), rows)
+        return prune(self.drafter.propose(Context(self.ids, self._rng), rows), rows - 1, depth, self._tokens)
 
     def _accept(self, draft: Draft, logits: NDArray[np.float32]) -> Verdict:
         past = Past(self._history[: len(self.ids)], self._prompt)

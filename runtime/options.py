@@ -103,7 +103,7 @@ class Options:
     pool: str | None = _option(
         None,
         Shown(
-            "Keep accepted text for later runs and draft from it: an application's name, or a file.",
+            "Keep accepted text for later runs, where suffix drafts from it: an application's name, or a file.",
             str,
             metavar="NAME",
             default="nothing is kept",

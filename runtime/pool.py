@@ -61,7 +61,7 @@ class Pool:
     """Texts in memory and their file. Nothing is written before `save`.
 
     tokenizer  SHA-256 of the tokenizer that the ids belong to
-    note       one line about a file that is ignored and left as it is, or None
+    note       one line about a file that is ignored and left as it is, or cannot be written, or None
     """
 
     def __init__(
@@ -129,7 +129,8 @@ class Pool:
             return False
         entries = self._kept(sorted([*others, *self._fresh], key=lambda e: e.when))
         rest = json.dumps({"tokenizer": self.tokenizer, "texts": [[e.when, e.ids] for e in entries]})
-        if not _replace(self.path, MAGIC + b" " + rest[1:].encode()):
+        if (why := _replace(self.path, MAGIC + b" " + rest[1:].encode())) is not None:
+            self.note = f"the pool {self.path} cannot be written ({why}), so nothing is kept; give another path"
             return False
         self._fresh = []
         return True
@@ -206,8 +207,8 @@ def _entry(when: object, ids: object) -> Entry:
     return Entry(float(str(when)), tuple(ids))
 
 
-def _replace(path: Path, data: bytes) -> bool:
-    """Write the whole file or nothing; only its owner may read it."""
+def _replace(path: Path, data: bytes) -> str | None:
+    """Write the whole file, which only its owner may read, or nothing: then why."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         # mkstemp's files are private from the start, on every system that can say so.
@@ -220,6 +221,6 @@ def _replace(path: Path, data: bytes) -> bool:
             with contextlib.suppress(OSError):
                 Path(temporary).unlink()
             raise
-    except OSError:
-        return False
-    return True
+    except OSError as error:
+        return error.strerror or str(error)
+    return None

@@ -16,17 +16,17 @@ from rich.table import Table
 
 from spec_edge.models.contract import BadUsage
 from spec_edge.runtime.api import LLM
+from spec_edge.runtime.request import refuse_empty
 from spec_edge.runtime.stream import Generation, Stream
 
 STDIN_LIMIT = 64 << 20
 """Most bytes read from standard input."""
 
 
-def read_prompt(prompt: str) -> str:
-    """The prompt, or standard input for `-`, without the line end that closes it."""
+def read_prompt(prompt: str, chat: bool) -> str:
+    """The prompt, or standard input for `-`, without the line end that closes it. BadUsage: it is empty."""
     text = _standard_input() if prompt == "-" else prompt
-    if not text:
-        raise BadUsage("the prompt is empty; give it some text")
+    refuse_empty(text, chat)
     return text
 
 

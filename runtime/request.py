@@ -6,23 +6,27 @@ makes no sense. `check` does all that needs no model, so that nothing is loaded 
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
 
 from spec_edge.models.contract import BadUsage, TextFacts
-from spec_edge.models.plugins import find
+from spec_edge.models.plugins import find, known
 from spec_edge.runtime import policy
 from spec_edge.runtime.costs import CostCurve
+from spec_edge.runtime.drafters.lookahead import check_width
 from spec_edge.runtime.drafters.options import DrafterOptions
 from spec_edge.runtime.engine import Limits
 from spec_edge.runtime.hybrid import DRAFTERS
-from spec_edge.runtime.options import Options
+from spec_edge.runtime.options import SHOWN, Options
 from spec_edge.runtime.policy import Adaptive, Fixed, Policy
 from spec_edge.runtime.pool import DAYS, TOKENS, Pool, default_path
 from spec_edge.runtime.sampling import Sampling
+from spec_edge.runtime.sessions.ort import WIDEST
 from spec_edge.runtime.stops import TextStream
 
 PACES = ("auto", "fixed", "adaptive")
@@ -30,21 +34,26 @@ BEST = "best"
 Words = Sequence[Sequence[int]]
 
 
-def check(options: Options) -> None:
-    """BadUsage for anything wrong that can be known without the model."""
-    methods(options)
+def check(options: Options, draft: bool = False) -> None:
+    """BadUsage for anything wrong that can be known without the model. draft: a draft model was named for it."""
+    modules = methods(options)
     sampling(options, [[0] for word in options.bad_words if word] + [[] for word in options.bad_words if not word])
     Limits(options.max_new_tokens, width=options.width)
     drafting(options)
+    fit(options, WIDEST)
     if options.pace not in PACES:
         raise BadUsage(f"pace must be one of {', '.join(PACES)}, not '{options.pace}'")
     TextStream(lambda _: "", stops(options))
     _pool_place(options, "0" * 64)
+    _belong(options, modules, draft)
 
 
 def methods(options: Options) -> list[ModuleType]:
-    """The files of the methods in `a+b`. BadUsage: an unknown one, one twice, or `off` names none of them."""
+    """The files of the methods in `a+b`. BadUsage: an unknown one, none, one twice, or `off` names none of them."""
     names = [name.strip() for name in options.method.split("+")]
+    if "" in names:
+        what = f"'{options.method}' has a '+' too many" if "+" in options.method else "is empty"
+        raise BadUsage(f"method {what}; write one of {', '.join(known(DRAFTERS, 'create'))}, or several as a+b")
     modules = [find(DRAFTERS, "create", name, "method") for name in names]
     if len(set(names)) < len(names):
         raise BadUsage(f"method '{options.method}' names one twice; a+b joins different ones")
@@ -54,8 +63,40 @@ def methods(options: Options) -> list[ModuleType]:
 
 
 def reads(modules: Sequence[ModuleType], what: str) -> bool:
-    """Whether a method says that it needs this: "cost", "draft" ..."""
+    """Whether a method's READS says that it reads this: a field of `Options`, "cost" or "draft"."""
     return any(what in getattr(module, "READS", ()) for module in modules)
+
+
+@functools.cache
+def _readers(what: str) -> tuple[str, ...]:
+    """The names of the methods that read this. Files do not change while we run, and listing them takes a moment."""
+    names = known(DRAFTERS, "create")
+    return tuple(name for name in names if reads([find(DRAFTERS, "create", name, "method")], what))
+
+
+def _belong(options: Options, modules: Sequence[ModuleType], draft: bool) -> None:
+    """BadUsage for an option that only something else reads: nothing that was asked for is ignored in silence."""
+    given = {f.name: f.metadata[SHOWN].flag for f in fields(Options) if getattr(options, f.name) != f.default}
+    for name, flag in (given | ({"draft": None} if draft else {})).items():
+        if not reads(modules, name) and (owners := _readers(name)):
+            flag = flag or name.replace("_", "-")
+            raise BadUsage(f"{flag} needs method {' or '.join(owners)}, not '{options.method}'")
+    if len(modules) < 2 and (options.off or options.hybrid != Options.hybrid):
+        raise BadUsage(f"{'off' if options.off else 'hybrid'} needs several methods, a+b, not '{options.method}' alone")
+    typical = (options.typical_epsilon, options.typical_alpha) != (Options.typical_epsilon, Options.typical_alpha)
+    if typical and options.accept == Options.accept:
+        raise BadUsage("typical-epsilon and typical-alpha need --accept typical (accept='typical')")
+
+
+def fit(options: Options, rows: int) -> None:
+    """BadUsage for a width, a draft or a window that a verify run of at most `rows` rows has no room for."""
+    if options.width is not None and options.width > rows:
+        raise BadUsage(f"width must be at most {rows} here, not {options.width}")
+    most = (options.width or rows) - 1
+    if options.draft_tokens is not None and options.draft_tokens > most:
+        raise BadUsage(f"draft-tokens must be at most {most} at a width of {most + 1}, not {options.draft_tokens}")
+    if (window := _lookahead(options.lookahead)) is not None:
+        check_width(window, most + 1)
 
 
 def sampling(options: Options, bad_words: Words) -> Sampling:
@@ -75,6 +116,12 @@ def sampling(options: Options, bad_words: Words) -> Sampling:
         typical_epsilon=options.typical_epsilon,
         typical_alpha=options.typical_alpha,
     )
+
+
+def refuse_empty(prompt: str | Sequence[object], chat: bool) -> None:
+    """BadUsage for no message, or a prompt without a word. Without the template blanks are text like any other."""
+    if not (prompt.strip() if chat and isinstance(prompt, str) else prompt):
+        raise BadUsage("the prompt is empty; give it some text")
 
 
 def limits(options: Options, facts: TextFacts) -> Limits:

@@ -56,6 +56,13 @@ def bundle_folder(model: str, cache: Path | None = None) -> Path:
     return folder
 
 
+def check_name(model: str) -> None:
+    """BadUsage where nothing is called `model`. Nothing is read, fetched or exported for it."""
+    path = Path(model).expanduser()
+    if not is_bundle(path):
+        _identity(model, path)
+
+
 def cache_folder() -> Path:
     """Where bundles made on first use lie."""
     return platformdirs.user_cache_path("spec-edge", appauthor=False) / "bundles"

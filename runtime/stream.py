@@ -44,14 +44,14 @@ class Owner:
 
     current  whether the stream is still the model's generation
     keep     takes the tokens of a text that has ended
-    note     one line that the user should read, or None
+    note     one line that the user should read, or None: asked at the end, when the text has been kept
     """
 
     provider: str
     model: str
     current: Callable[[Stream], bool]
     keep: Callable[[Sequence[int]], None]
-    note: str | None
+    note: Callable[[], str | None]
 
 
 class Stream:
@@ -72,7 +72,7 @@ class Stream:
     @property
     def note(self) -> str | None:
         """One line about something that was asked for and is not done, or None."""
-        return self._owner.note
+        return self._owner.note()
 
     @property
     def result(self) -> Generation:

@@ -22,8 +22,8 @@ from spec_edge.runtime.drafters.options import DrafterOptions
 from spec_edge.runtime.protocols import Drafter
 from spec_edge.runtime.prune import prune
 
-READS = ("cost",)
-"""Options of `create` that take time to find out and are worth it here."""
+READS = ("cost", "draft_tokens", "max_ngram", "min_ngram")
+"""What this method reads that not every one does: see `drafters/options.py`."""
 
 OWN_PACE = True
 """This method chooses the length of its drafts itself: the engine offers it all the room."""

@@ -24,8 +24,8 @@ from spec_edge.runtime.processors import Past
 from spec_edge.runtime.sampling import Sampler
 from spec_edge.runtime.trie import Scores
 
-READS = ("draft",)
-"""Options of `create` that take time to prepare and are needed here."""
+READS = ("draft", "draft_tokens", "draft_confidence", "tree")
+"""What this method reads that not every one does: see `drafters/options.py`."""
 
 DRAFT_TOKENS = 4
 CONFIDENCE = 0.4

@@ -23,6 +23,9 @@ from spec_edge.runtime.drafters.options import DrafterOptions
 from spec_edge.runtime.ngram_pool import Guess, NgramPool
 from spec_edge.runtime.trie import merge
 
+READS = ("lookahead", "lookahead_prompt", "pool_lookahead")
+"""What this method reads that not every one does: see `drafters/options.py`."""
+
 Levels = tuple[tuple[int, ...], ...]
 """Tokens of the window by level; level 0 without the pending token."""
 

@@ -11,6 +11,11 @@ from spec_edge.runtime.pool import Pool
 from spec_edge.runtime.sampling import Sampler, Sampling
 
 MODES = ("merge", "cascade")
+"""How `a+b` joins its members.
+
+READS, in the file of a method, names what it reads that not every method does: fields of `Options`, which are refused
+where no method of the call reads them, and what takes time to get ready: "cost" (the cost curve of this machine) and
+"draft" (the second network)."""
 
 
 @dataclass(frozen=True)

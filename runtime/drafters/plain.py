@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from spec_edge.runtime.draft import EMPTY, UNREAD, Context, Draft, Output, Verdict
 from spec_edge.runtime.drafters.options import DrafterOptions
 
+READS = ("draft_tokens",)
+"""A limit that drafting nothing keeps: methods can be compared under the same options. See `drafters/options.py`."""
+
 
 class Plain:
     """Proposes nothing."""

@@ -16,6 +16,9 @@ from spec_edge.runtime.drafters.options import DrafterOptions
 from spec_edge.runtime.suffix_automaton import SuffixAutomaton
 from spec_edge.runtime.trie import Scores
 
+READS = ("draft_tokens",)
+"""What this method reads that not every one does: see `drafters/options.py`."""
+
 FLOOR = 0.05
 """Rows less probable than this are not drafted."""
 

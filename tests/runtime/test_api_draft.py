@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import inspect
 import json
+import os
 import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from click.testing import CliRunner, Result
@@ -38,15 +42,15 @@ def run(*args: str) -> Result:
 
 
 METHODS = ["draft", "suffix+draft", "prompt-lookup+draft", "lookahead+draft", "suffix", "lookahead", "suffix+lookahead"]
+CALLS = [(mode, name) for name in METHODS for mode in ("merge", "cascade") if mode == "merge" or "+" in name]
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("hybrid", ["merge", "cascade"])
+@pytest.mark.parametrize(("hybrid", "method"), CALLS)
 def test_methods_of_one_model(tiny: Path, draft: Path, method: str, hybrid: str) -> None:
     """Requests of several methods on one loaded model; the text stays the target's."""
     with load(tiny, threads=1, draft=draft, draft_threads=1) as llm:
         plain = llm.generate("hello hello hello", max_new_tokens=30, method="plain")
-        for tree in (None, "best", "3,2"):
+        for tree in (None, "best", "3,2") if "draft" in method else (None,):
             got = llm.generate("hello hello hello", max_new_tokens=30, method=method, hybrid=hybrid, tree=tree)
             assert got.tokens == plain.tokens and got.method == method and not got.stats.lossy
         again = llm.generate("hello hello hello", max_new_tokens=30, method="plain")
@@ -211,6 +215,22 @@ def test_a_pool_is_kept_and_erased(tiny: Path, tmp_path: Path) -> None:
     )
 
 
+def test_a_pool_that_cannot_be_written_is_a_note(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The place takes no new file (as /proc, or a folder of somebody else's): the answer comes all the same."""
+
+    def refused(**_: object) -> NoReturn:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    args = ["-m", str(tiny), "--method", "suffix", "--max-new-tokens", "9"]
+    answer = run(*args, "hello").stdout
+    monkeypatch.setattr(tempfile, "mkstemp", refused)
+    path = tmp_path / "pool.json"
+    result = run(*args, "--pool", str(path), "hello")
+    assert (result.exit_code, result.stdout) == (0, answer)
+    why = os.strerror(errno.EROFS)
+    assert result.stderr == f"note: the pool {path} cannot be written ({why}), so nothing is kept; give another path\n"
+
+
 def test_a_draft_on_the_command_line(tiny: Path, draft: Path) -> None:
     args = ["-m", str(tiny), "--draft", str(draft), "--draft-provider", "cpu", "--draft-threads", "1", "--stats"]
     result = run(*args, "--method", "suffix+draft", "--max-new-tokens", "20", "--tree", "best", "hello")
@@ -222,7 +242,26 @@ REFUSED = [
     (["--method", "plane"], "unknown method 'plane'. Did you mean 'plain'?"),
     (["--method", "suffix+drft"], "unknown method 'drft'. Did you mean 'draft'?"),
     (["--method", "suffix+suffix"], "names one twice"),
-    (["--method", "+"], "unknown method ''"),
+    (["--method", "+"], "method '+' has a '+' too many; write one of auto, draft"),
+    (["--method", "plain+"], "method 'plain+' has a '+' too many"),
+    (["--method", "+plain"], "method '+plain' has a '+' too many"),
+    (["--method", "suffix++draft"], "method 'suffix++draft' has a '+' too many"),
+    (["--method", " "], "method is empty; write one of auto, draft"),
+    (["--width", "65"], "width must be at most 64 here, not 65"),
+    (["--draft-tokens", "64"], "draft-tokens must be at most 63 at a width of 64, not 64"),
+    (["--width", "4", "--draft-tokens", "4"], "draft-tokens must be at most 3 at a width of 4, not 4"),
+    (["--method", "lookahead", "--lookahead", "40,4,40"], "lookahead 40,4,40 needs 240 rows, a step here has 64"),
+    (["--tree", "4,2"], "tree needs method draft"),
+    (["--draft", ".", "--method", "suffix"], "draft needs method draft"),
+    (["--draft-threads", "1"], "draft needs method draft"),
+    (["--draft-confidence", "0.5", "--method", "suffix+lookahead"], "draft-confidence needs method draft"),
+    (["--max-ngram", "3", "--method", "suffix"], "max-ngram needs method auto or prompt-lookup, not 'suffix'"),
+    (["--draft-tokens", "3", "--method", "lookahead"], "draft-tokens needs method auto or draft"),
+    (["--no-lookahead-prompt"], "no-lookahead-prompt needs method lookahead, not 'auto'"),
+    (["--pool", "a", "--pool-lookahead"], "pool-lookahead needs method lookahead, not 'auto'"),
+    (["--hybrid", "cascade"], "hybrid needs several methods, a+b, not 'auto' alone"),
+    (["--method", "suffix", "--off", "suffix"], "off needs several methods, a+b, not 'suffix' alone"),
+    (["--typical-alpha", "0.5"], "typical-epsilon and typical-alpha need --accept typical"),
     (["--hybrid", "mix"], "a hybrid is one of merge, cascade"),
     (["--method", "suffix+lookahead", "--off", "draft"], "'draft' is no member of suffix+lookahead"),
     (["--pace", "slow"], "pace must be one of auto, fixed, adaptive"),
@@ -246,8 +285,8 @@ REFUSED = [
     (["--pool", "a", "--pool-tokens", "0"], "pool-tokens must be at least 1"),
     (["--pool", "a", "--pool-days", "0"], "pool-days must be above 0"),
     (["--temperature", "-1"], "temperature must be between"),
-    (["--draft-threads", "0"], "draft-threads must be at least 1"),
-    (["--draft-provider", "npu"], "provider 'npu' is not available here"),
+    (["--method", "draft", "--draft-threads", "0"], "draft-threads must be at least 1"),
+    (["--method", "draft", "--draft-provider", "npu"], "provider 'npu' is not available here"),
 ]
 
 
@@ -265,8 +304,9 @@ def test_bad_values_are_refused_before_anything_is_loaded(
     assert len([line for line in result.stderr.splitlines() if line.startswith("Error")]) == 1
 
 
-def test_a_missing_draft_is_named(tiny: Path) -> None:
-    result = run("-m", str(tiny), "--draft", "nowhere", "hello")
+def test_a_missing_draft_is_named_before_the_model_is_read(tmp_path: Path) -> None:
+    (tmp_path / "bundle.json").write_text("no bundle at all", "utf-8")
+    result = run("-m", str(tmp_path), "--method", "draft", "--draft", "nowhere", "hello")
     assert result.exit_code == 2 and "'nowhere' does not exist" in result.stderr
 
 

@@ -113,6 +113,10 @@ def test_what_is_refused(llm: LLM, tiny: Path) -> None:
     for prompt, options, message in [
         ("", {}, "the prompt is empty"),
         ([], {}, "the prompt is empty"),
+        ("  \n ", {}, "the prompt is empty"),
+        ("", {"chat": False}, "the prompt is empty"),
+        ("a", {"width": 65}, "width must be at most 64 here, not 65"),
+        ("a", {"draft_tokens": 64}, "draft-tokens must be at most 63 at a width of 64, not 64"),
         (SAY, {"chat": False}, "messages need the chat template"),
         ("a", {"method": "promt-lookup"}, "unknown method 'promt-lookup'. Did you mean 'prompt-lookup'"),
         ("a", {"max_new_tokens": 0}, "max-new-tokens must be at least 1"),
@@ -126,6 +130,7 @@ def test_what_is_refused(llm: LLM, tiny: Path) -> None:
             llm.generate(prompt, **options)  # type: ignore[arg-type]
         assert message in caught.value.message
     assert llm.generate("hello", max_new_tokens=2).stats.new_tokens <= 2
+    assert llm.generate(" ", chat=False, max_new_tokens=2).tokens  # without the template blanks are text
     with pytest.raises(BadUsage, match="threads must be at least 1"):
         load(tiny, threads=0)
     with pytest.raises(BadUsage, match="provider 'npu' is not available here"):

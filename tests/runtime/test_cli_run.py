@@ -80,6 +80,7 @@ def test_standard_input(tiny: Path) -> None:
         (["hello", "--tempo", "1"], 2, "--tempo"),
         ([""], 2, "the prompt is empty"),
         (["-"], 2, "the prompt is empty"),
+        ([" \t \u3000\n"], 2, "the prompt is empty"),
         (["hello", "--method", "lookup"], 2, "unknown method 'lookup'. Did you mean 'prompt-lookup'? Known: auto"),
         (["hello", "--provider", "cuda"], 2, "provider 'cuda' is not available here"),
         (["hello", "--threads", "0"], 2, "threads must be at least 1"),

@@ -82,6 +82,18 @@ def test_catching_up_is_one_run() -> None:
     assert session.rows[drafter_rows + 1 :] == (1, 1, 1, 2, 1, 1)
 
 
+@pytest.mark.parametrize("limits", [Limits(2), Limits(width=1), Limits()])
+def test_the_draft_model_does_not_run_where_there_is_no_room(limits: Limits) -> None:
+    """One token left of the limit, a width of one row, one token left of the context."""
+    capacity = CAPACITY if limits != Limits() else len(PROMPT) + 2
+    session = Counting(V, CAPACITY, 8)
+    engine = Engine(ToySession(V, capacity, 8), made(session), limits=limits)
+    chunks = engine.generate(PROMPT)
+    runs = len(session.rows)
+    list(chunks)
+    assert len(engine.tokens) > 1 and session.rows[runs:] == ()
+
+
 class Watched:
     """A drafter that checks the draft model's cache against a fresh prefill of the text after each proposal."""
 
