@@ -8,18 +8,21 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from spec_edge.export.candidate import Candidate, Plan, finish, start
 from spec_edge.export.draft import check_vocabulary, draft_fact, draft_folder
+from spec_edge.export.drafters import attach, check_drafters
+from spec_edge.export.memory import memory
 from spec_edge.export.options import AUTO, BuildOptions, Rejected, Summary
 from spec_edge.export.progress import Stages
 from spec_edge.export.reference_law import LEAST_TOKENS, ReferenceLaw, reference_law
 from spec_edge.export.staging import staged, staged_together
-from spec_edge.export.verification import LIMITS, check_static, measured, within
+from spec_edge.export.verification import LIMITS, check_static, measured, provisional, within
 from spec_edge.models.checkpoint import Checkpoint
-from spec_edge.models.contract import MANIFEST, BadUsage, DraftFact, Parity, Quality, SpecError
+from spec_edge.models.contract import MANIFEST, BadUsage, DraftFact, Manifest, Parity, Quality, SpecError
 from spec_edge.models.fetch import resolve
 from spec_edge.models.open import open_checkpoint
 from spec_edge.models.schemes.scheme import scheme
@@ -49,29 +52,48 @@ def build_bundle(options: BuildOptions, progress: Stages) -> Summary:
         target, draft = (_open(model, progress) for model in (options.model, options.draft))
         check_vocabulary(target, draft)
         summary = _build(_for_draft(options, draft), draft, beside, progress)
-        return replace(_build(options, target, work, progress, draft_fact(options.output, beside)), draft=summary)
+        drafting = schema.read((beside / MANIFEST).read_bytes())
+        fact = draft_fact(options.output, beside)
+        return replace(_build(options, target, work, progress, fact, drafting), draft=summary)
 
 
 def _for_draft(options: BuildOptions, draft: Checkpoint) -> BuildOptions:
     """The same options; a draft model that was trained for a shorter context keeps its own."""
     context = None if options.context is None else min(options.context, draft.config.context)
-    return replace(options, model=options.draft or "", output=draft_folder(options.output), context=context)
+    output = draft_folder(options.output)
+    return replace(options, model=options.draft or "", output=output, context=context, drafters={})
 
 
 def _build(
-    options: BuildOptions, checkpoint: Checkpoint, work: Path, progress: Stages, draft: DraftFact | None = None
+    options: BuildOptions,
+    checkpoint: Checkpoint,
+    work: Path,
+    progress: Stages,
+    draft: DraftFact | None = None,
+    drafting: Manifest | None = None,
 ) -> Summary:
+    """draft, drafting: what the bundle records of its draft model, and that model's own manifest."""
+    with ExitStack() as temporary:
+        drafters = attach(options.drafters, checkpoint.config, temporary)
+        plan = Plan(checkpoint, options.target, _context(options, checkpoint), options.widths, drafters)
+        summary, manifest = _checked(options, plan, work, progress, draft)
+    return replace(summary, memory=memory(manifest, drafting))
+
+
+def _checked(
+    options: BuildOptions, plan: Plan, work: Path, progress: Stages, draft: DraftFact | None
+) -> tuple[Summary, Manifest]:
     began = time.perf_counter()
-    plan = Plan(checkpoint, options.target, _context(options, checkpoint), options.widths)
-    law = reference_law(checkpoint, plan.context, progress.stage("fp32 reference"))
+    law = reference_law(plan.checkpoint, plan.context, progress.stage("fp32 reference"))
     chosen = _choose(options.precision, plan, law, work, progress)
     progress.stage("writing graphs")
     candidate = finish(chosen.candidate, plan, law, chosen.quality, chosen.parity)
     check_static(candidate, law.reference)
+    check_drafters(candidate.drafters, provisional(candidate), plan.checkpoint.weights)
     candidate = replace(candidate, manifest=replace(candidate.manifest, draft=draft))
     _settle(candidate, work)
     open_bundle(work)
-    return _summary(options, chosen, candidate, law, time.perf_counter() - began)
+    return _summary(options, chosen, candidate, law, time.perf_counter() - began), candidate.manifest
 
 
 def _open(model: str, progress: Stages) -> Checkpoint:

@@ -11,7 +11,9 @@ from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
+from spec_edge.export.drafters import Attached, Placed, place, taps, write_graphs
 from spec_edge.export.reference_law import ReferenceLaw
+from spec_edge.export.written import file_fact
 from spec_edge.models.checkpoint import Checkpoint, TextFiles
 from spec_edge.models.contract import (
     FORMAT,
@@ -25,6 +27,7 @@ from spec_edge.models.contract import (
     TextFacts,
 )
 from spec_edge.models.decoder import build
+from spec_edge.models.drafter import Room
 from spec_edge.models.forms import Form, forms
 from spec_edge.models.reference import inv_freq
 from spec_edge.models.schemes.scheme import scheme
@@ -48,10 +51,15 @@ class Plan:
     target: Target
     context: int
     widths: tuple[int, ...]
+    drafters: tuple[Attached, ...] = ()
 
     def forms(self, precision: str) -> tuple[Form, ...]:
-        """Every graph of the bundle."""
-        return forms(self.target, precision, self.context, self.widths)
+        """Every graph of the target."""
+        return forms(self.target, precision, self.context, self.widths, taps(self.drafters))
+
+    def room(self, precision: str) -> Room:
+        """What the drafters' graphs are made for."""
+        return Room(self.target, precision, self.context, self.widths)
 
 
 @dataclass(frozen=True)
@@ -62,6 +70,7 @@ class Candidate:
     stored: Stored
     manifest: Manifest
     waiting: tuple[Form, ...]
+    drafters: tuple[Placed, ...] = ()
 
 
 def start(plan: Plan, precision: str, folder: Path, peaks: Mapping[str, float]) -> Candidate:
@@ -75,6 +84,8 @@ def start(plan: Plan, precision: str, folder: Path, peaks: Mapping[str, float]) 
         stored = store_model(
             checkpoint.config, rope, checkpoint.weights, scheme(precision), store, table, dtypes, peaks
         )
+        room = plan.room(precision)
+        placed = place(plan.drafters, store, dtypes, room, checkpoint.weights, folder)
         weights = store.fact()
     steps = tuple(form for form in wanted if form.width is None)
     manifest = Manifest(
@@ -87,20 +98,23 @@ def start(plan: Plan, precision: str, folder: Path, peaks: Mapping[str, float]) 
         weights=weights,
         reference=FileFact(REFERENCE, 0, ""),
         graphs=tuple(_graph(checkpoint, stored, form, folder) for form in steps),
-        drafters=(),
+        drafters=tuple(p.fact for p in placed),
         versions={name: version(name) for name in ("spec-edge", "onnx", "onnxruntime")},
         quality=UNMEASURED,
         parity=None,
     )
-    return Candidate(folder, stored, manifest, tuple(form for form in wanted if form.width is not None))
+    waiting = tuple(form for form in wanted if form.width is not None)
+    return Candidate(folder, stored, manifest, waiting, placed)
 
 
 def finish(candidate: Candidate, plan: Plan, law: ReferenceLaw, quality: Quality, parity: Parity | None) -> Candidate:
-    """Write the fixed-width graphs and the reference."""
+    """Write the fixed-width graphs, those of the drafters, and the reference."""
+    room = plan.room(candidate.manifest.precision)
+    drafting = write_graphs(candidate.drafters, candidate.stored, room, candidate.folder)
     graphs = (_graph(plan.checkpoint, candidate.stored, form, candidate.folder) for form in candidate.waiting)
     manifest = replace(
         candidate.manifest,
-        graphs=(*candidate.manifest.graphs, *graphs),
+        graphs=(*candidate.manifest.graphs, *graphs, *drafting),
         reference=_reference(law.reference, candidate.folder),
         quality=quality,
         parity=parity,
@@ -110,7 +124,7 @@ def finish(candidate: Candidate, plan: Plan, law: ReferenceLaw, quality: Quality
 
 def _graph(checkpoint: Checkpoint, stored: Stored, form: Form, folder: Path) -> GraphSpec:
     model, signature = build(checkpoint.config, stored, form)
-    return signature.spec("target", _file(folder, f"{form.name}.onnx", model.SerializeToString()))
+    return signature.spec("target", file_fact(folder, f"{form.name}.onnx", model.SerializeToString()))
 
 
 def _reference(reference: Reference, folder: Path) -> FileFact:
@@ -138,25 +152,20 @@ def _model_facts(plan: Plan, rope: RopeFacts) -> ModelFacts:
         context=plan.context,
         trained_context=config.context,
         rope=rope,
+        taps=taps(plan.drafters),
     )
 
 
 def _text_facts(text: TextFiles, folder: Path) -> TextFacts:
-    template = None if text.chat_template is None else _file(folder, TEMPLATE, text.chat_template.encode("utf-8"))
+    template = None if text.chat_template is None else file_fact(folder, TEMPLATE, text.chat_template.encode("utf-8"))
     return TextFacts(
-        tokenizer=_file(folder, TOKENIZER, text.tokenizer_json),
+        tokenizer=file_fact(folder, TOKENIZER, text.tokenizer_json),
         chat_template=template,
         tokens=text.tokens,
         bos_id=text.bos_id,
         add_bos=text.add_bos,
         eos_ids=tuple(sorted(text.eos_ids)),
     )
-
-
-def _file(folder: Path, name: str, data: bytes) -> FileFact:
-    path = folder / name
-    path.write_bytes(data)
-    return FileFact(name, len(data), hashlib.sha256(data).hexdigest())
 
 
 def _fact(path: Path) -> FileFact:

@@ -64,6 +64,8 @@ def main() -> None:
 @click.option(
     "--draft", metavar="MODEL", help="A smaller model of the same family; it drafts, in a bundle beside this one."
 )
+@click.option("--medusa", type=click.Path(path_type=Path), help="Medusa heads, a folder or a file, for this model.")
+@click.option("--eagle", type=click.Path(path_type=Path), help="An EAGLE drafter, 1, 2 or 3, a folder or a file.")
 @click.option("--force", is_flag=True, help="Replace a bundle that is already there.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 @one_line_errors
@@ -75,6 +77,8 @@ def build(
     widths: str | None,
     target_name: str,
     draft: str | None,
+    medusa: Path | None,
+    eagle: Path | None,
     force: bool,
     as_json: bool,
 ) -> None:
@@ -84,7 +88,8 @@ def build(
     from spec_edge.export.progress import stages
     from spec_edge.export.summary import print_summary
 
-    options = build_options(model, output, precision, context, widths, target_name, force, draft)
+    drafters = {name: path for name, path in (("medusa", medusa), ("eagle", eagle)) if path is not None}
+    options = build_options(model, output, precision, context, widths, target_name, force, draft, drafters)
     with stages() as progress:
         summary = build_bundle(options, progress)
     if as_json:

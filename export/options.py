@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from spec_edge.export.memory import Memory
 from spec_edge.models.contract import BadUsage, Parity, Quality
 from spec_edge.targets.target import PRECISIONS, Target, target
 
@@ -16,8 +18,9 @@ WIDEST = 64
 class BuildOptions:
     """What the user asked for, checked.
 
-    context  None: 2048, or what the model was trained for if that is less
-    draft    a model to export beside it, as its draft model; None: none
+    context   None: 2048, or what the model was trained for if that is less
+    draft     a model to export beside it, as its draft model; None: none
+    drafters  path of the weights of each drafting method that brings some
     """
 
     model: str
@@ -28,6 +31,7 @@ class BuildOptions:
     target: Target
     replace: bool
     draft: str | None = None
+    drafters: Mapping[str, Path] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,10 @@ class Rejected:
 
 @dataclass(frozen=True)
 class Summary:
-    """What was made. `bytes`: the whole folder; `seconds`: the whole export. `draft`: of the draft model's bundle."""
+    """What was made. `bytes`: the whole folder; `seconds`: the whole export. `draft`: of the draft model's bundle.
+
+    memory  of the target and of each drafter, side by side
+    """
 
     bundle: str
     model: str
@@ -56,6 +63,7 @@ class Summary:
     warnings: tuple[str, ...]
     seconds: float
     draft: Summary | None
+    memory: tuple[Memory, ...] = ()
 
 
 def build_options(
@@ -67,13 +75,14 @@ def build_options(
     target_name: str = "cpu",
     replace: bool = False,
     draft: str | None = None,
+    drafters: Mapping[str, Path] | None = None,
 ) -> BuildOptions:
     """BadUsage for an unknown precision or target, or widths that are not whole numbers."""
     if precision not in (AUTO, *PRECISIONS):
         raise BadUsage(f"unknown precision '{precision}'. Known: {AUTO}, {', '.join(PRECISIONS)}")
     profile = target(target_name)
     chosen = profile.widths if widths is None else parse_widths(widths)
-    return BuildOptions(model, output, precision, context, chosen, profile, replace, draft)
+    return BuildOptions(model, output, precision, context, chosen, profile, replace, draft, drafters or {})
 
 
 def parse_widths(text: str) -> tuple[int, ...]:

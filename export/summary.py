@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from spec_edge.export.memory import memory_lines
 from spec_edge.export.options import Summary
 
 
@@ -22,6 +23,7 @@ def summary_lines(summary: Summary) -> list[str]:
     if summary.parity:
         lines.append(f"  fp32 graph against the numpy reference: logits within {summary.parity.max_abs_error:.1e}")
     lines += [f"  passed over {r.precision}: {r.reason}" for r in summary.rejected]
+    lines += memory_lines(summary.memory)
     lines.append(f"  {summary.seconds:.1f} s")
     return lines if summary.draft is None else [*lines, *summary_lines(summary.draft)]
 

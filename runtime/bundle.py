@@ -14,6 +14,7 @@ from pathlib import Path
 
 from spec_edge.models.contract import MANIFEST, BadUsage, FileFact, GraphSpec, Manifest, SpecError
 from spec_edge.runtime import manifest as schema
+from spec_edge.runtime.manifest_values import check_vocabulary
 
 CHUNK = 4 << 20
 OTHERS = frozenset({"thumbs.db", "desktop.ini"})
@@ -58,6 +59,9 @@ def open_bundle(folder: Path) -> Bundle:
         _check_place(bundle, fact)
     for fact in facts:
         _check_content(bundle, fact)
+    for drafter in bundle.manifest.drafters:
+        if drafter.vocabulary is not None:
+            check_vocabulary(bundle.manifest, drafter, bundle.path(drafter.vocabulary).read_bytes())
     return bundle
 
 

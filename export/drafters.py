@@ -1,0 +1,147 @@
+"""Drafters with weights inside a bundle: paths enter, opened drafters, their records, graphs and checks leave.
+
+attach -> taps of the target's graphs -> store beside the target's weights -> write graphs -> check them
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from spec_edge.export.drafter_files import open_files
+from spec_edge.export.written import file_fact
+from spec_edge.models.checkpoint import ModelConfig, Weights
+from spec_edge.models.contract import BadUsage, DrafterFact, GraphSpec, Source, SpecError
+from spec_edge.models.drafter import (
+    AsStored,
+    DrafterFiles,
+    DrafterKind,
+    Feeds,
+    MakeGraphs,
+    OpenDrafter,
+    Room,
+    kind_of,
+    kinds,
+)
+from spec_edge.models.schemes.scheme import scheme
+from spec_edge.models.store import WeightStore
+from spec_edge.models.stored import Stored, Writer
+from spec_edge.runtime.bundle import Bundle
+from spec_edge.runtime.sessions.opening import open_graph
+
+EXACT = 1e-3
+"""Largest share by which an fp32 graph may differ from numpy."""
+ROUNDED = 0.1
+"""The same for other precisions, whose matmuls round activations too: past it something is wrong, not inexact."""
+
+
+@dataclass(frozen=True)
+class Attached:
+    """A checkpoint that fits the target."""
+
+    kind: DrafterKind
+    files: DrafterFiles
+    drafter: OpenDrafter
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A drafter whose weights are stored: its record, and what makes its graphs."""
+
+    attached: Attached
+    fact: DrafterFact
+    make: MakeGraphs
+
+
+def methods() -> tuple[str, ...]:
+    """Names of the methods that bring weights: each is an option of spec-export."""
+    return tuple(dict.fromkeys(kind.method for kind in kinds()))
+
+
+def attach(
+    paths: Mapping[str, Path], target: ModelConfig, stack: ExitStack, weights: bool = True
+) -> tuple[Attached, ...]:
+    """The checkpoint of each method, checked against the target. weights: False takes a config.json alone."""
+    return tuple(_attach(method, path, target, stack, weights) for method, path in paths.items())
+
+
+def _attach(method: str, path: Path, target: ModelConfig, stack: ExitStack, weights: bool) -> Attached:
+    files = open_files(path, stack, weights)
+    kind = kind_of(files)
+    if kind is None:
+        raise SpecError(f"{path} is no drafter that is known; spec-export inspect '{path}' says what it is")
+    if kind.method != method:
+        raise BadUsage(f"{path} holds {kind.name} weights, not {method}: give it with --{kind.method}")
+    return Attached(kind, files, kind.open(files, target))
+
+
+def taps(attached: Sequence[Attached]) -> tuple[int, ...]:
+    """Layers that the target's graphs must give. SpecError: two drafters read different ones."""
+    read = dict.fromkeys(a.drafter.taps for a in attached if a.drafter.taps)
+    if len(read) > 1:
+        layers = " and ".join(str(list(t)) for t in read)
+        raise SpecError(f"drafters that read different layers do not fit into one bundle: {layers}; export them apart")
+    return next(iter(read), ())
+
+
+def place(
+    attached: Sequence[Attached], store: WeightStore, dtypes: tuple[str, ...], room: Room, target: Weights, folder: Path
+) -> tuple[Placed, ...]:
+    """Store every drafter's tensors behind the target's, and its vocabulary as a file."""
+    return tuple(_place(a, Writer(store, dtypes), room, target, folder) for a in attached)
+
+
+def _place(attached: Attached, out: Writer, room: Room, target: Weights, folder: Path) -> Placed:
+    kind, drafter = attached.kind, attached.drafter
+    before = out.store.fact().bytes
+    make = drafter.store(out, room, target)
+    ids = drafter.vocabulary
+    vocabulary = None
+    if ids is not None:
+        vocabulary = file_fact(folder, f"{kind.method}-vocabulary.bin", ids.astype("<i4").tobytes())
+    fact = DrafterFact(
+        name=kind.method,
+        kind=kind.name,
+        reads=drafter.reads,
+        bytes=out.store.fact().bytes - before,
+        source=attached.files.source or Source("none", attached.files.name, 0, ""),
+        heads=drafter.heads,
+        cache=drafter.cache,
+        vocabulary=vocabulary,
+    )
+    return Placed(attached, fact, make)
+
+
+def write_graphs(placed: Sequence[Placed], stored: Stored, room: Room, folder: Path) -> tuple[GraphSpec, ...]:
+    """Every graph of every drafter, as files beside the weights."""
+    return tuple(
+        graph.spec(p.fact.name, file_fact(folder, f"{graph.name}.onnx", graph.model.SerializeToString()))
+        for p in placed
+        for graph in p.make(stored, room)
+    )
+
+
+def check_drafters(placed: Sequence[Placed], bundle: Bundle, target: Weights) -> None:
+    """Each drafter's graphs against its numpy forward on a few rows; SpecError past the bound."""
+    precision = bundle.manifest.precision
+    as_stored = AsStored(target, scheme(precision).pack)
+    for p in placed:
+        for graph in (g for g in bundle.manifest.graphs if g.network == p.fact.name):
+            error = p.attached.drafter.check(graph, _runner(bundle, graph), as_stored, precision)
+            if error is not None and not error <= (EXACT if precision == "fp32" else ROUNDED):
+                raise SpecError(f"graph {graph.name} differs from numpy by a share of {error:.2g}; nothing was written")
+
+
+def _runner(bundle: Bundle, graph: GraphSpec) -> Any:
+    session = open_graph(bundle, graph, "cpu", None)
+
+    def run(feeds: Feeds) -> dict[str, NDArray[Any]]:
+        names = [t.name for t in graph.outputs]
+        return dict(zip(names, session.run(names, dict(feeds)), strict=True))
+
+    return run
