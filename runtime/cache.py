@@ -37,8 +37,8 @@ class Cache(Protocol):
         """Forget every committed row from `length` on."""
         ...
 
-    def grow(self, slots: int) -> None:
-        """A larger buffer with the committed rows; everything that binds `past` must bind again."""
+    def grow(self, slots: int, kept: int = 0) -> None:
+        """A larger buffer with the committed rows, and `kept` behind them; what binds `past` must bind again."""
         ...
 
 
@@ -64,9 +64,9 @@ class _Buffer:
             raise SpecError(f"cannot truncate a cache of {self.length} rows to {length}")
         self.length, self._staged = length, 0
 
-    def grow(self, slots: int) -> None:
+    def grow(self, slots: int, kept: int = 0) -> None:
         past = self._empty(slots, self.past.dtype.name)
-        past[:, :, : self.length] = self.past[:, :, : self.length]
+        past[:, :, : self.length + kept] = self.past[:, :, : self.length + kept]
         self.past, self._staged = past, 0
 
     def _take(self, rows: Sequence[int]) -> int:

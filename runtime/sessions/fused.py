@@ -63,8 +63,8 @@ class FusedGraph:
         self.cache = FusedCache(shape, min(FIRST, capacity))
         self._rebind()
 
-    def reserve(self, rows: int, spare: int = 0) -> None:
-        """Room for `rows` behind the committed ones. SpecError: more than the capacity."""
+    def reserve(self, rows: int, spare: int = 0, kept: int = 0) -> None:
+        """Room for `rows` behind the committed ones, of which the first `kept` hold something. SpecError: too many."""
         need = self.cache.length + rows
         if need > self._capacity:
             raise SpecError(f"{need} tokens do not fit into the context of {self._capacity}")
@@ -73,7 +73,7 @@ class FusedGraph:
             return
         while slots < need + spare:
             slots *= 2
-        self.cache.grow(min(slots, self._capacity))
+        self.cache.grow(min(slots, self._capacity), kept)
         self._rebind()
 
     def bound(self, key: Hashable, size: int, make: Callable[[], tuple[Arrays, Arrays]]) -> FusedRun:

@@ -1,0 +1,142 @@
+"""An EAGLE drafter on ONNX Runtime, any width: what the CPU runs.
+
+Enters: a bundle whose drafter has a "step" graph and, if it reads taps, a "fuse" graph (models/eagle_graph.py). Leaves:
+the `Rows` of eagle_rows.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spec_edge.models.contract import CacheFacts, DrafterFact, GraphSpec, SpecError
+from spec_edge.runtime.bundle import Bundle
+from spec_edge.runtime.eagle_rows import F32, Level, Scratch
+from spec_edge.runtime.sessions.fused import Arrays, FusedGraph
+from spec_edge.runtime.sessions.opening import guarded, open_graph
+from spec_edge.runtime.sessions.ort import CHUNK
+
+METHOD = "eagle"
+AGAIN = "export it again with --eagle"
+
+
+def drafter_fact(bundle: Bundle) -> tuple[DrafterFact, CacheFacts]:
+    """The bundle's EAGLE drafter and its cache. SpecError: it has none."""
+    fact = next((d for d in bundle.manifest.drafters if d.name == METHOD), None)
+    if fact is None or fact.cache is None:
+        raise SpecError(f"this bundle has no EAGLE drafter; {AGAIN}")
+    return fact, fact.cache
+
+
+def drafted_ids(bundle: Bundle, fact: DrafterFact) -> NDArray[np.int64] | None:
+    """The map of a reduced vocabulary. SpecError: it leaves the target's."""
+    if fact.vocabulary is None:
+        return None
+    ids = np.fromfile(bundle.path(fact.vocabulary), "<i4").astype(np.int64)
+    if not ids.size or ids.min() < 0 or ids.max() >= bundle.manifest.model.vocab_size:
+        raise SpecError(f"bundle file {fact.vocabulary.file} names an id that the model does not have; {AGAIN}")
+    return ids
+
+
+def size_of(graph: GraphSpec, output: str) -> int:
+    """Last dimension of an output."""
+    return int(next(t.shape[-1] for t in graph.outputs if t.name == output))
+
+
+class EagleSession:
+    """The `Rows` of eagle_rows.py."""
+
+    def __init__(self, bundle: Bundle, threads: int | None = None, provider: str = "cpu") -> None:
+        fact, shape = drafter_fact(bundle)
+        steps = [g for g in bundle.graphs(METHOD, "step") if g.lowering == "fused"]
+        fuses = bundle.graphs(METHOD, "fuse")
+        if not steps or (fact.reads == "taps" and not fuses):
+            raise SpecError(f"this bundle's EAGLE drafter has no any-width graph; {AGAIN}, for the target 'cpu'")
+        self.reads = fact.reads
+        self.vocabulary = drafted_ids(bundle, fact)
+        self.capacity = bundle.manifest.model.context
+        self._tokens, self._slots = bundle.manifest.model.vocab_size, self.capacity + shape.scratch
+        self._spec = steps[0]
+        self._graph = FusedGraph(open_graph(bundle, steps[0], provider, threads), shape, self._slots, CHUNK)
+        self._fuse: Any = open_graph(bundle, fuses[0], provider, threads) if fact.reads == "taps" else None
+        self._scratch = Scratch()
+
+    @property
+    def length(self) -> int:
+        return self._graph.cache.length
+
+    @property
+    def room(self) -> int:
+        return self._slots - self.length - len(self._scratch)
+
+    def extend(self, ids: Sequence[int], features: F32) -> Level:
+        if self.length + len(ids) > self.capacity:
+            raise SpecError(f"{self.length + len(ids)} rows do not fit into the drafter's {self.capacity}")
+        self._scratch.clear()
+        fused = features if self._fuse is None else self._fused(features)
+        self._graph.reserve(len(ids), spare=CHUNK)
+        for start in range(0, len(ids), CHUNK):
+            chunk = ids[start : start + CHUNK]
+            size = len(chunk)
+            rows = np.array([size - 1], np.int32)
+            level = self._run(chunk, fused[start : start + size], np.arange(size), np.tri(size, dtype=bool), rows)
+            self._graph.cache.commit(range(size))
+        return level
+
+    def expand(self, ids: Sequence[int], hidden: F32, parents: Sequence[int]) -> Level:
+        kept = len(self._scratch)
+        self._graph.reserve(kept + len(ids), kept=kept)
+        depths, mask = self._scratch.add(parents)
+        return self._run(ids, hidden, depths, mask, np.arange(len(ids), dtype=np.int32))
+
+    def truncate(self, length: int) -> None:
+        self._scratch.clear()
+        self._graph.cache.truncate(length)
+
+    def close(self) -> None:
+        self._graph.close()
+        self._fuse = None
+
+    def _fused(self, taps: F32) -> F32:
+        def run() -> F32:
+            found: F32 = self._fuse.run(["features"], {"taps": taps[None]})[0][0]
+            return found
+
+        return guarded("ONNX Runtime failed", run)
+
+    def _run(
+        self,
+        ids: Sequence[int],
+        features: F32,
+        depths: NDArray[np.int64],
+        mask: NDArray[np.bool_],
+        rows: NDArray[np.int32],
+    ) -> Level:
+        if min(ids) < 0 or max(ids) >= self._tokens:
+            raise SpecError(f"token ids must be within 0..{self._tokens - 1}")
+        size, asked = len(ids), len(rows)
+        run = self._graph.bound((size, asked), size, lambda: self._arrays(size, rows))
+        run.inputs["input_ids"][0], run.inputs["features"][0] = ids, features
+        np.add(depths, self.length, out=run.inputs["position_ids"][0])
+        self._graph.run(run, mask, mask.shape[1] - size)
+        out = run.outputs
+        return Level(out["top_ids"][0].copy(), out["top_logprobs"][0].copy(), out["hidden"][0].copy(), out["logits"][0])
+
+    def _arrays(self, size: int, rows: NDArray[np.int32]) -> tuple[Arrays, Arrays]:
+        spec, asked = self._spec, len(rows)
+        hidden, top = size_of(spec, "hidden"), size_of(spec, "top_ids")
+        inputs: Arrays = {
+            "input_ids": np.zeros((1, size), np.int32),
+            "features": np.zeros((1, size, hidden), np.float32),
+            "rows": rows,
+        }
+        outputs: Arrays = {
+            "top_ids": np.zeros((1, asked, top), np.int32),
+            "top_logprobs": np.zeros((1, asked, top), np.float32),
+            "logits": np.zeros((1, asked, size_of(spec, "logits")), np.float32),
+            "hidden": np.zeros((1, asked, hidden), np.float32),
+        }
+        return inputs, outputs
