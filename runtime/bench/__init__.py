@@ -1,0 +1,1 @@
+"""`spec-edge bench`: methods against plain decoding, and against other programs, in one interleaved run."""

@@ -1,0 +1,58 @@
+"""The interleaved run: every contender on each prompt before the next prompt, the order rotated.
+
+Enters: contenders and items. Leaves: records, and why a contender dropped out. A disturbance of the machine falls on
+neighbours in time, which are the very runs that are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from spec_edge.models.contract import SpecError
+from spec_edge.runtime.bench.runs import Contender, Item, Record
+
+T = TypeVar("T")
+Tick = Callable[[], object]
+
+
+def rotated(things: Sequence[T], by: int) -> list[T]:
+    """The same order, begun `by` places further on."""
+    start = by % len(things) if things else 0
+    return [*things[start:], *things[:start]]
+
+
+def measure(
+    contenders: Sequence[Contender], items: Sequence[Item], repeats: int, tick: Tick = int
+) -> tuple[list[Record], dict[str, str]]:
+    """Records of every contender that got through, and what stopped the others.
+
+    Each contender runs the first item once before, unrecorded. `tick` is called after every run, also one that is
+    left out because its contender has failed.
+    """
+    records: list[Record] = []
+    failures: dict[str, str] = {}
+
+    def run(contender: Contender, item: Item, repeat: int | None) -> None:
+        if contender.name not in failures:
+            try:
+                done = contender.generate(item)
+            except SpecError as error:
+                failures[contender.name] = error.message
+            else:
+                if repeat is not None:
+                    records.append(Record(contender.name, item.question, item.task, item.turn, repeat, done))
+        tick()
+
+    for contender in contenders:
+        run(contender, items[0], None)
+    for repeat in range(repeats):
+        for number, item in enumerate(items):
+            for contender in rotated(contenders, number + repeat):
+                run(contender, item, repeat)
+    return [r for r in records if r.contender not in failures], failures
+
+
+def runs_in_all(contenders: int, items: int, repeats: int) -> int:
+    """How often `measure` ticks."""
+    return contenders * (1 + items * repeats)

@@ -1,0 +1,38 @@
+"""spec-edge itself behind the peers' protocol: each method once in a fresh process, to see its memory.
+
+Enters: a bundle's folder as the model. Leaves: what peers/__init__.py says. This adapter runs where spec-edge is.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import version as installed
+from typing import Any
+
+PACKAGE = "spec_edge"
+PIP = "spec-edge"
+METHODS = ()
+PRECISIONS = DEFAULTS = ("bundle",)
+
+
+def version() -> str:
+    """Of this installation."""
+    return installed("spec-edge")
+
+
+def open_model(
+    model: dict[str, Any], draft: str | None, threads: int | None, precision: str, methods: tuple[str, ...]
+) -> Any:
+    """The loaded model."""
+    from spec_edge.runtime.api import load
+
+    del precision, methods
+    return load(model["bundle"], provider=model["provider"], threads=threads, draft=draft)
+
+
+def generate(state: Any, method: str, ids: list[int], new_tokens: int) -> tuple[list[int], list[Any], int | None]:
+    """One greedy generation."""
+    from spec_edge.runtime.bench.own import contender
+    from spec_edge.runtime.bench.runs import Item
+
+    run = contender(state, method, 0.0).generate(Item("", "", 0, tuple(ids), (0,) * new_tokens))
+    return list(run.tokens), list(run.arrivals), run.steps
