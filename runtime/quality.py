@@ -110,7 +110,17 @@ def measure(
     limits: tuple[float, float] | None = None,
     tick: Callable[[int], object] = int,
 ) -> Quality | None:
-    """Quality of `session` against `reference`.
+    """Quality of `session` against `reference` (see `compare`)."""
+    return compare(reference, lambda ids: rows(session, ids), limits, tick)
+
+
+def compare(
+    reference: Reference,
+    run: Callable[[NDArray[np.int32]], Iterator[NDArray[np.float32]]],
+    limits: tuple[float, float] | None = None,
+    tick: Callable[[int], object] = int,
+) -> Quality | None:
+    """Quality of whatever gives logits [n, V] of every position of some ids, piece by piece.
 
     The divergence is taken over 513 outcomes (the reference's top 512 and "any other"), so it is a lower bound
     of the divergence over the vocabulary; what is left out is bounded by the remaining mass. With `limits`
@@ -123,7 +133,7 @@ def measure(
     for k, kind in enumerate(reference.kinds):
         start, stop = int(reference.starts[k]), int(reference.starts[k + 1])
         kind_kl, kind_missed, at = 0.0, 0, start
-        for logits in rows(session, reference.ids[start:stop]):
+        for logits in run(reference.ids[start:stop]):
             kl, misses = _divergence(reference, at, logits)
             at += len(logits)
             kind_kl, kind_missed = kind_kl + kl, kind_missed + misses

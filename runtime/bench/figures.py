@@ -15,8 +15,6 @@ import numpy as np
 from spec_edge.runtime.bench.ratios import Speeds
 from spec_edge.runtime.bench.runs import Record, Run
 
-OVERALL = "overall"
-
 DEFINITIONS = {
     "decode": "tokens after the first chunk / seconds from the first chunk to the last",
     "end to end": "all new tokens / seconds from the call to the last token, prompt included",

@@ -89,13 +89,17 @@ def methods(names: str) -> tuple[list[str], bool]:
 
 def contenders(llm: LLM, names: str, temperature: float) -> tuple[list[EngineContender], dict[str, str]]:
     """Those that run, and why the others of `all` do not. SpecError where one that was named does not."""
-    found, absent = [], {}
     wanted, named = methods(names)
-    for name in wanted:
-        try:
-            found.append(contender(llm, name, temperature))
-        except SpecError as error:
-            if named:
-                raise
-            absent[name] = error.message
-    return found, absent
+    tried = {name: _tried(llm, name, temperature) for name in wanted}
+    absent = {name: error for name, error in tried.items() if isinstance(error, SpecError)}
+    if named and absent:
+        raise next(iter(absent.values()))
+    found = [one for one in tried.values() if isinstance(one, EngineContender)]
+    return found, {name: error.message for name, error in absent.items()}
+
+
+def _tried(llm: LLM, name: str, temperature: float) -> EngineContender | SpecError:
+    try:
+        return contender(llm, name, temperature)
+    except SpecError as error:
+        return error

@@ -111,7 +111,9 @@ def python_for(name: str, given: Mapping[str, str]) -> str:
     return given.get(name) or os.environ.get(VARIABLE + name.upper().replace("-", "_")) or sys.executable
 
 
-def open_peer(want: Wanted, python: str, weights: Weights, threads: int | None, say: Say) -> tuple[Peer, dict[str, str]]:
+def open_peer(
+    want: Wanted, python: str, weights: Weights, threads: int | None, say: Say
+) -> tuple[Peer, dict[str, str]]:
     """The peer with its model loaded, and why some of its methods are not measured. Failed: it cannot run at all."""
     adapter = Path(str(want.adapter.__file__))
     version = _version(adapter, python, want)

@@ -15,6 +15,9 @@ from pathlib import Path
 from spec_edge.models.contract import BadUsage
 
 OWN_SET = "questions.jsonl"
+OVERALL = "overall"
+"""The group of all questions in a report."""
+
 FORM = '{"question_id": 1, "task": "qa", "turns": ["..."]}'
 
 
@@ -78,6 +81,8 @@ def _question(line: str, where: str) -> Question:
         raise BadUsage(f"{where}: 'turns' must be a list of texts, none of them empty")
     if not isinstance(task, str) or not task:
         raise BadUsage(f"{where} has no 'task' (or 'category'); each line is {FORM}")
+    if task == OVERALL:
+        raise BadUsage(f"{where}: the task '{OVERALL}' is the report's name for all of them; choose another")
     if not isinstance(row.get("question_id"), int | str) or row["question_id"] == "":
         raise BadUsage(f"{where} has no 'question_id'; each line is {FORM}")
     return Question(str(row["question_id"]), task, tuple(turns))

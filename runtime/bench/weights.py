@@ -49,7 +49,7 @@ class Source:
         )
         if done.returncode:
             said = done.stderr.strip().splitlines() or ["it said nothing"]
-            raise Failed(f"cannot write the weights as a Hugging Face folder: {said[-1]} (pip install spec-edge[export])")
+            raise Failed(f"the weights cannot become a Hugging Face folder (pip install spec-edge[export]): {said[-1]}")
         return folder
 
 

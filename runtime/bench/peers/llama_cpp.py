@@ -36,7 +36,8 @@ def open_model(model: str, draft: str | None, threads: int | None, precision: st
     del draft, precision
 
     def opened(**options: Any) -> Any:
-        return llama_cpp.Llama(model, n_ctx=CONTEXT, n_threads=threads, n_threads_batch=threads, verbose=False, **options)
+        count = {"n_threads": threads, "n_threads_batch": threads}
+        return llama_cpp.Llama(model, n_ctx=CONTEXT, verbose=False, **count, **options)
 
     kinds: dict[str, Any] = {
         "plain": lambda: opened(),

@@ -1,4 +1,4 @@
-"""optimum-onnx: ORTModelForCausalLM, transformers' generation loop over ONNX Runtime. It wants a transformers of its own."""
+"""optimum-onnx: ORTModelForCausalLM, transformers' loop over ONNX Runtime. It wants an older transformers."""
 
 from __future__ import annotations
 

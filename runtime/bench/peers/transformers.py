@@ -43,7 +43,7 @@ def version() -> str:
 
 def settings(method: str) -> dict[str, Any]:
     """Its own defaults where it has them."""
-    own = {
+    own: dict[str, dict[str, Any]] = {
         "plain": {},
         "draft": {"assistant_model": "its own defaults"},
         "prompt-lookup": {"prompt_lookup_num_tokens": LOOKUP},
@@ -74,7 +74,7 @@ def generate(state: Any, method: str, ids: list[int], new_tokens: int) -> tuple[
     import torch
 
     passes: list[int] = []
-    how = {
+    how: dict[str, dict[str, Any]] = {
         "plain": {},
         "draft": {"assistant_model": state["draft"]},
         "prompt-lookup": {"prompt_lookup_num_tokens": LOOKUP},

@@ -1,0 +1,51 @@
+"""Files of a report, whole or not at all.
+
+Enters: a folder and what belongs in it. Leaves: the files, each renamed into place; BadUsage where the folder cannot
+be written, found out before anything is measured.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from spec_edge.models.contract import BadUsage
+
+
+def ready(folder: Path) -> None:
+    """Make the folder and try it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise BadUsage(
+            f"cannot write into {folder}: {error.strerror or error}; name another folder with --out"
+        ) from None
+
+
+def write(path: Path, fill: Callable[[Path], object]) -> None:
+    """`fill` writes a file beside `path`, which then takes its place."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        fill(temporary)
+        temporary.chmod(0o644)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """UTF-8 with plain line ends."""
+    write(path, lambda file: file.write_text(text, encoding="utf-8", newline="\n"))
+
+
+def dumped(report: Mapping[str, Any]) -> str:
+    """The text of report.json. Not-a-number would be no JSON, so it is an error here."""
+    return json.dumps(report, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
