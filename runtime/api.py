@@ -23,6 +23,7 @@ from spec_edge.runtime.chat import Message
 from spec_edge.runtime.companion import Companion
 from spec_edge.runtime.costs import UNMEASURED, CostCurve, cost_key, load_costs, measure, save_costs
 from spec_edge.runtime.engine import Engine
+from spec_edge.runtime.networks import Networks
 from spec_edge.runtime.options import Options
 from spec_edge.runtime.policy import known_cost
 from spec_edge.runtime.pool import Pool
@@ -120,6 +121,7 @@ class LLM:
         self.provider = provider_name(provider).removesuffix(SUFFIX).lower()
         self.text = Text(bundle)
         self._threads = threads or os.cpu_count() or 1
+        self._networks = Networks(bundle, threads, provider)
         self._costs: CostCurve | None = None
         self._pools: dict[tuple[str | int | float | None, ...], Pool | None] = {}
         self._current: Stream | None = None
@@ -151,6 +153,7 @@ class LLM:
         self._current = None
         self.session.close()
         self.companion.close()
+        self._networks.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -204,7 +207,8 @@ class LLM:
         draft = self.companion.model() if request.reads(modules, "draft") else None
         sampler = Sampler(sampling, facts.eos_ids, facts.tokens)
         told = request.drafting(options)
-        told = replace(told, cost=cost, sampler=sampler, draft=draft, pool=pool)
+        networks = self._networks.open(request.networks(options, modules))
+        told = replace(told, cost=cost, sampler=sampler, draft=draft, pool=pool, networks=networks)
         return hybrid.create(options.method, told)
 
     def _cost(self, modules: Sequence[ModuleType], sampling: Sampling) -> CostCurve | None:

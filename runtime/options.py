@@ -42,7 +42,7 @@ def _option(value: Any, shown: Shown) -> Any:
 class Options:
     """Options of one generation. The text is what the target alone would write, whatever the drafting options say.
 
-    method             a drafting method (auto, plain, prompt-lookup, lookahead, suffix, draft ...) or several: a+b
+    method             a drafting method (auto, plain, prompt-lookup, lookahead, suffix, medusa ...) or several: a+b
     max_new_tokens     None: until the model ends or the context is full
     width              most rows of a verify run, drafted tokens and the pending one; None: the bundle's
     draft_tokens       most tokens drafted in a step; None: the method's
@@ -53,8 +53,9 @@ class Options:
     lookahead          (W, N, G); None: what fits the width
     lookahead_prompt   lookahead's pool begins with the prompt
     max_ngram, min_ngram  longest and shortest suffix that prompt lookup searches for; None: the method's
-    tree               of a draft model: None a chain, "best" the likeliest tree, (4, 2) or "4,2" children by level
-    draft_confidence   a draft model stops where its best token is less likely; 0 never; None: the method's
+    tree               of a drafting network: "best" the likeliest tree, (4, 2) or "4,2" children by level, the name of
+                       a published tree, a file of paths or the paths; None: the method's (a draft model's: a chain)
+    draft_confidence   a drafting network stops where its best token is less likely; 0 never; None: the method's
     pool               an application's name, or a file: accepted text is kept there and drafted from; None: nothing is
     pool_tokens, pool_days  its size and the age at which a text goes; None: the pool's own
     pool_lookahead     lookahead draws from the pool too
@@ -69,7 +70,10 @@ class Options:
     """
 
     method: str = _option(
-        "auto", Shown("How tokens are drafted: auto, plain, prompt-lookup, suffix, lookahead, draft, or a+b.", str)
+        "auto",
+        Shown(
+            "How tokens are drafted: auto, plain, prompt-lookup, suffix, lookahead, draft, medusa, eagle, or a+b.", str
+        ),
     )
     max_new_tokens: int | None = _option(NEW_TOKENS, Shown("Longest answer.", int))
     width: int | None = _option(None, Shown("Most rows of a verify run.", int, default="the bundle's"))
@@ -94,11 +98,17 @@ class Options:
         None, Shown("Longest suffix that prompt lookup searches for.", int, default="the method's")
     )
     min_ngram: int | None = _option(None, Shown("Shortest one.", int, default="the method's"))
-    tree: Sequence[int] | str | None = _option(
-        None, Shown("A draft model drafts a tree: best, or children by level such as 4,2,1.", str, default="a chain")
+    tree: Sequence[int | tuple[int, ...]] | str | None = _option(
+        None,
+        Shown(
+            "Tree of a draft model, Medusa or EAGLE: best, children by level such as 4,2,1, a published tree such as "
+            "mc_sim_7b_63, or a file of paths.",
+            str,
+            default="the method's",
+        ),
     )
     draft_confidence: float | None = _option(
-        None, Shown("A draft model stops below this probability; 0 never.", float, default="the method's")
+        None, Shown("A drafting network stops below this probability; 0 never.", float, default="the method's")
     )
     pool: str | None = _option(
         None,

@@ -9,10 +9,12 @@ from __future__ import annotations
 import functools
 import math
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
+from typing import cast
 
 from spec_edge.models.contract import BadUsage, TextFacts
 from spec_edge.models.plugins import find, known
@@ -22,16 +24,20 @@ from spec_edge.runtime.drafters.lookahead import check_width
 from spec_edge.runtime.drafters.options import DrafterOptions
 from spec_edge.runtime.engine import Limits
 from spec_edge.runtime.hybrid import DRAFTERS
+from spec_edge.runtime.networks import wanted
 from spec_edge.runtime.options import SHOWN, Options
 from spec_edge.runtime.policy import Adaptive, Fixed, Policy
 from spec_edge.runtime.pool import DAYS, TOKENS, Pool, default_path
 from spec_edge.runtime.sampling import Sampling
 from spec_edge.runtime.sessions.ort import WIDEST
 from spec_edge.runtime.stops import TextStream
+from spec_edge.runtime.trees import Ranks, checked, paths_of
 
 PACES = ("auto", "fixed", "adaptive")
 BEST = "best"
 Words = Sequence[Sequence[int]]
+_LEVELS = re.compile(r"[\d\s,+-]*")
+"""What is meant as numbers, right or wrong; any other text is a tree's name or its file."""
 
 
 def check(options: Options, draft: bool = False) -> None:
@@ -62,6 +68,11 @@ def methods(options: Options) -> list[ModuleType]:
     return modules
 
 
+def networks(options: Options, modules: Sequence[ModuleType]) -> tuple[str, ...]:
+    """The methods whose weights lie in the bundle."""
+    return wanted([name.strip() for name in options.method.split("+")], modules)
+
+
 def reads(modules: Sequence[ModuleType], what: str) -> bool:
     """Whether a method's READS says that it reads this: a field of `Options`, "cost" or "draft"."""
     return any(what in getattr(module, "READS", ()) for module in modules)
@@ -81,6 +92,8 @@ def _belong(options: Options, modules: Sequence[ModuleType], draft: bool) -> Non
         if not reads(modules, name) and (owners := _readers(name)):
             flag = flag or name.replace("_", "-")
             raise BadUsage(f"{flag} needs method {' or '.join(owners)}, not '{options.method}'")
+    if _tree(options.tree)[1] is not None and not reads(modules, "paths"):
+        raise BadUsage(f"a tree of paths needs method {' or '.join(_readers('paths'))}, not '{options.method}'")
     if len(modules) < 2 and (options.off or options.hybrid != Options.hybrid):
         raise BadUsage(f"{'off' if options.off else 'hybrid'} needs several methods, a+b, not '{options.method}' alone")
     typical = (options.typical_epsilon, options.typical_alpha) != (Options.typical_epsilon, Options.typical_alpha)
@@ -133,7 +146,8 @@ def stops(options: Options) -> Sequence[str]:
 
 
 def drafting(options: Options) -> DrafterOptions:
-    """Without what depends on the model: costs, sampler, pool, draft model."""
+    """Without what depends on the model: costs, sampler, pool, draft model, networks."""
+    tree, paths = _tree(options.tree)
     return DrafterOptions(
         draft_tokens=options.draft_tokens,
         max_ngram=DrafterOptions.max_ngram if options.max_ngram is None else options.max_ngram,
@@ -143,7 +157,8 @@ def drafting(options: Options) -> DrafterOptions:
         pool_in_lookahead=options.pool_lookahead,
         hybrid=options.hybrid,
         off=tuple(options.off),
-        tree=_tree(options.tree),
+        tree=tree,
+        paths=paths,
         confidence=options.draft_confidence,
     )
 
@@ -196,10 +211,15 @@ def _lookahead(value: Sequence[int] | str | None) -> tuple[int, int, int] | None
     return numbers[0], numbers[1], numbers[2]
 
 
-def _tree(value: Sequence[int] | str | None) -> tuple[int, ...] | None:
+def _tree(value: Sequence[int | Ranks] | str | None) -> tuple[Ranks | None, tuple[Ranks, ...] | None]:
+    """(children by level, () for the likeliest tree; paths): one of them at most."""
     if value is None or value == BEST:
-        return None if value is None else ()
-    return _numbers("tree", value, f"4,2,1 (children by level), or '{BEST}'")
+        return (None if value is None else ()), None
+    if isinstance(value, str) and not _LEVELS.fullmatch(value):
+        return None, paths_of(value)
+    if not isinstance(value, str) and any(isinstance(part, Sequence) for part in value):
+        return None, checked([tuple(part) if isinstance(part, Sequence) else (part,) for part in value], "the tree")
+    return _numbers("tree", cast("Sequence[int] | str", value), f"4,2,1 (children by level), or '{BEST}'"), None
 
 
 def _bias(value: Mapping[int, float] | Sequence[str]) -> dict[int, float]:

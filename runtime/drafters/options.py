@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from spec_edge.models.contract import BadUsage
 from spec_edge.runtime.costs import CostCurve
 from spec_edge.runtime.draft_model import DraftModel
+from spec_edge.runtime.networks import Network
 from spec_edge.runtime.pool import Pool
 from spec_edge.runtime.sampling import Sampler, Sampling
 
@@ -14,8 +16,8 @@ MODES = ("merge", "cascade")
 """How `a+b` joins its members.
 
 READS, in the file of a method, names what it reads that not every method does: fields of `Options`, which are refused
-where no method of the call reads them, and what takes time to get ready: "cost" (the cost curve of this machine) and
-"draft" (the second network)."""
+where no method of the call reads them, what takes time to get ready: "cost" (the cost curve of this machine), "draft"
+(the second network) and "network" (the method's own weights in the bundle), and "paths" (a tree given by paths)."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,8 @@ class DrafterOptions:
     draft             a second network, for the methods that need one
     tree              of a second network: None drafts a chain, () a tree expanded best-first, (4, 2) one with four
                       children of the text and two of each of those
+    paths             a tree by its paths, each one the rank at each level, in order of worth; None: `tree` decides
+    networks          what runtime/sessions/<method>.py opened, for the methods whose weights lie in the bundle
     confidence        a second network stops drafting where its best token is less likely; None: the method's choice
     """
 
@@ -52,6 +56,8 @@ class DrafterOptions:
     sampler: Sampler = field(default_factory=lambda: Sampler(Sampling()))
     draft: DraftModel | None = None
     tree: tuple[int, ...] | None = None
+    paths: tuple[tuple[int, ...], ...] | None = None
+    networks: Mapping[str, Network] = field(default_factory=dict)
     confidence: float | None = None
 
     def __post_init__(self) -> None:

@@ -1,0 +1,126 @@
+"""Medusa: heads on the target's last hidden state each predict one later token; their best ones make a tree.
+
+Enters: the hidden state of the last accepted token, told by `start` and `observe`. Leaves: a static tree (a published
+one, one from a file, or the one that fits the width best by the heads' accuracies) or, with `--tree best`, the tree
+that the heads themselves think likeliest at this step. Point masses, so sampled text keeps the target's law.
+Source: Cai et al. 2024 (arXiv 2401.10774).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spec_edge.models.contract import BadUsage
+from spec_edge.runtime.draft import EMPTY, ROOT, UNREAD, Context, Draft, Output, Verdict
+from spec_edge.runtime.drafters.options import DrafterOptions
+from spec_edge.runtime.sessions.medusa import Candidates, MedusaSession
+from spec_edge.runtime.trees import Ranks, by_levels, fitting, grown, parents
+from spec_edge.runtime.trie import Scores
+
+NAME = "medusa"
+READS = ("network", "paths", "tree", "draft_tokens", "draft_confidence")
+
+ACCURACY = (
+    (0.560, 0.672, 0.727, 0.760, 0.780),
+    (0.316, 0.424, 0.485, 0.528, 0.563),
+    (0.201, 0.288, 0.348, 0.383, 0.417),
+    (0.147, 0.225, 0.274, 0.311, 0.340),
+    (0.118, 0.187, 0.235, 0.272, 0.300),
+)
+"""How often the target's token is among a head's best 1 to 5, as published for Vicuna-7B (medusa_acc.csv)."""
+
+FURTHER = 0.7
+"""Of each rank past the known ones, as a share of the rank before it."""
+
+
+class Medusa:
+    """A tree of at most `draft_tokens` rows, or of the whole width."""
+
+    name = NAME
+    wants: frozenset[str] = frozenset(("hidden",))
+
+    def __init__(self, session: MedusaSession, options: DrafterOptions) -> None:
+        self._session, self._options = session, options
+        self._hidden: NDArray[np.float32] | None = None
+        self._found: Candidates | None = None
+        self._trees: dict[int, tuple[tuple[Ranks, ...], tuple[int, ...]]] = {}
+
+    def start(self, prompt: Sequence[int], read: Output = UNREAD) -> None:  # noqa: ARG002
+        """The prompt's last row predicts what follows the first new token."""
+        self._found = None
+        self._hidden = None if read.hidden is None else read.hidden[-1].copy()
+
+    def propose(self, context: Context, width: int) -> Draft:
+        return self.propose_scored(context, width)[0]
+
+    def propose_scored(self, context: Context, width: int) -> tuple[Draft, Scores]:  # noqa: ARG002
+        """The tree, and the probability that the heads give each row's path."""
+        nodes = min(width - 1, self._options.draft_tokens or width)
+        if self._hidden is None or nodes < 1:
+            return EMPTY, []
+        if self._found is None:
+            self._found = self._session.run(self._hidden)
+        ids, logs = self._found
+        paths, above = self._tree(nodes, logs)
+        tokens = [int(ids[len(path) - 1, path[-1]]) for path in paths]
+        reach = [0.0] * len(paths)
+        for i, (path, parent) in enumerate(zip(paths, above, strict=True)):
+            reach[i] = (reach[parent] if parent != ROOT else 0.0) + float(logs[len(path) - 1, path[-1]])
+        return _likely(Draft(tuple(tokens), above, (True,) * len(tokens)), np.exp(reach), self._options.confidence)
+
+    def observe(self, verdict: Verdict, draft: Draft, output: Output) -> None:  # noqa: ARG002
+        """The row that gave the pending token, whoever drafted."""
+        self._found = None
+        self._hidden = None if output.hidden is None else output.hidden[verdict.rows[-1]].copy()
+
+    def _tree(self, nodes: int, logs: NDArray[np.float32]) -> tuple[tuple[Ranks, ...], tuple[int, ...]]:
+        """Paths, shallow ones first, and the row of each one's beginning."""
+        levels, ranks = self._session.heads, self._session.top
+        if self._options.tree == ():
+            paths = fitting(grown(np.exp(logs).tolist(), nodes), levels, ranks, nodes)
+            return paths, parents(paths)
+        if nodes not in self._trees:
+            paths = fitting(self._static(nodes), levels, ranks, nodes)
+            self._trees[nodes] = paths, parents(paths)
+        return self._trees[nodes]
+
+    def _static(self, nodes: int) -> tuple[Ranks, ...]:
+        if self._options.paths is not None:
+            return self._options.paths
+        if self._options.tree is not None:
+            return by_levels(self._options.tree)
+        known = self._session.fact.accuracy
+        return grown(known or _published(self._session.heads, self._session.top), nodes)
+
+
+def _published(heads: int, ranks: int) -> list[list[float]]:
+    """[head][rank] how often that rank is right; heads past the published ones are as the last."""
+    out = []
+    for within in (ACCURACY[min(head, len(ACCURACY) - 1)] for head in range(heads)):
+        rates = [within[0], *(b - a for a, b in pairwise(within))]
+        while len(rates) < ranks:
+            rates.append(rates[-1] * FURTHER)
+        out.append(rates[:ranks])
+    return out
+
+
+def _likely(draft: Draft, reach: NDArray[np.float64], least: float | None) -> tuple[Draft, Scores]:
+    """Without rows less likely than `least`; a row is never likelier than the one above it."""
+    if least is None:
+        return draft, reach.tolist()
+    kept = [i for i in range(len(draft)) if reach[i] >= least]
+    place = {row: i for i, row in enumerate(kept)} | {ROOT: ROOT}
+    tokens, above = (draft.tokens[i] for i in kept), (place[draft.parents[i]] for i in kept)
+    return Draft(tuple(tokens), tuple(above), (True,) * len(kept)), [float(reach[i]) for i in kept]
+
+
+def create(options: DrafterOptions) -> Medusa:
+    """The drafter of this file. BadUsage without heads."""
+    session = options.networks.get(NAME)
+    if not isinstance(session, MedusaSession):
+        raise BadUsage("method 'medusa' needs Medusa heads in the bundle: export the model with --medusa PATH")
+    return Medusa(session, options)
