@@ -270,7 +270,7 @@ REFUSED = [
     (["--lookahead", "4,x,1"], "lookahead must be whole numbers such as 4,4,1, not '4,x,1'"),
     (["--lookahead", "4,4"], "lookahead takes three numbers W,N,G"),
     (["--lookahead", "0,4,4"], "lookahead W,N,G must be at least 1,2,1"),
-    (["--tree", "wide"], "tree must be whole numbers such as 4,2,1"),
+    (["--tree", "wide"], "there is no tree or file 'wide'"),
     (["--tree", "0,1"], "a tree has between 1 and 64 children"),
     (["--draft-confidence", "1.5"], "draft-confidence must be between 0 and 1"),
     (["--max-ngram", "0"], "n-grams must be 1 <= shortest <= longest"),
