@@ -1,4 +1,5 @@
 """sampling_two_sample.py BUNDLE [--methods a,b] [--seeds N] [--temperature T] [--prompt TEXT] [--accept typical]
+                       [--threads N]
 
 Is speculative sampling the same law as plain sampling on a real model? For each method a two-sample chi-square on the
 joint of the first three tokens with top-k 4 (64 cells, those expected fewer than 10 times merged), N seeds per arm.
@@ -21,13 +22,14 @@ from pathlib import Path
 import click
 import numpy as np
 
-from spec_edge.models.plugins import find, known
+from spec_edge.models.plugins import known
 from spec_edge.runtime import load
 from spec_edge.runtime.draft import Draft, Output
 from spec_edge.runtime.drafters.options import DrafterOptions
 from spec_edge.runtime.engine import Engine, Limits
+from spec_edge.runtime.hybrid import create
 from spec_edge.runtime.protocols import Drafter, Session
-from spec_edge.runtime.sampling import Sampling
+from spec_edge.runtime.sampling import Sampler, Sampling
 
 DRAFTERS = "spec_edge.runtime.drafters"
 TOKENS, TOP_K, ALPHA = 3, 4, 1e-6
@@ -150,18 +152,21 @@ def power(distance: float, seeds: int, dof: int) -> float:
 @click.option("--temperature", default=1.5, show_default=True)
 @click.option("--prompt", default=PROMPT)
 @click.option("--accept", default="exact", show_default=True)
-def main(bundle: Path, methods: str | None, seeds: int, temperature: float, prompt: str, accept: str) -> None:
+@click.option("--threads", type=int)
+def main(
+    bundle: Path, methods: str | None, seeds: int, temperature: float, prompt: str, accept: str, threads: int | None
+) -> None:
     """See the module's docstring."""
     there = [m for m in ("prompt-lookup", "suffix", "lookahead") if m in known(DRAFTERS, "create")]
     failed = False
-    with load(bundle) as llm:
+    with load(bundle, threads=threads) as llm:
         ids, facts = llm.text.encode_prompt(prompt), llm.bundle.manifest.text
         limits = Limits(AHEAD, facts.eos_ids, facts.tokens)
         options = Sampling(temperature, TOP_K, accept=accept)
 
         def arm(method: str, first: int) -> Counter[tuple[int, ...]]:
             session = Remembered(llm.session, ids)
-            drafter: Drafter = find(DRAFTERS, "create", method, "method").create(DrafterOptions(min_ngram=1))
+            drafter = create(method, DrafterOptions(min_ngram=1, sampler=Sampler(options, facts.eos_ids, facts.tokens)))
             counts, tau = joint(session, drafter, ids, limits, options, range(first, first + seeds))
             click.echo(f"  {method}: {len(counts)} cells, acceptance length {tau:.2f}, {session.runs} model runs")
             return counts
