@@ -8,9 +8,10 @@ another order for one row than for several; the margin says how near the two tok
 2e-4 is a fault whatever the replay says.
 
 One line is appended to ROWS.jsonl per run, and runs that are there already are not repeated, so the script may be
-stopped and started again. Questions are taken in a fixed random order, so that part of a run is a sample of all tasks.
-It ends with a table (`--table` prints only that). Exit code 1 if there was a fault. With --pad no run has a single row; then nothing may differ at all. With --noise the margins' movement between one row
-and two is measured on the plain texts.
+stopped and started again. Questions are taken in a fixed random order, so that part of a run is a sample of all
+tasks. It ends with a table (`--table` prints only that). Exit code 1 if there was a fault. With --pad no run has a
+single row; then nothing may differ at all. With --noise the margins' movement between one row and two is measured on
+the plain texts.
 """
 
 from __future__ import annotations
