@@ -9,6 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("no clock", deadline=None)
+settings.load_profile("no clock")  # how long an example takes is the machine's, never a pass mark
 
 
 @pytest.fixture(scope="session")

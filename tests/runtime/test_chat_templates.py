@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
@@ -151,11 +150,12 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_and_broken_templates(name: str) -> None:
-    begun = time.perf_counter()
+def test_hostile_and_broken_templates(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes are capped before anything is made: what ends these is a limit of size, never the one of time."""
+    monkeypatch.setattr(chat, "SECONDS", 120.0)
     with pytest.raises(SpecError, match=r"^the chat template failed: .+; use --no-chat") as caught:
         Template(HOSTILE[name]).render(check_messages(TALK))
-    assert time.perf_counter() - begun < 5
+    assert "ran for more than" not in caught.value.message
     assert "\n" not in caught.value.message and len(caught.value.message) < 500
 
 

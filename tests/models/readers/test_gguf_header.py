@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import struct
-import time
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import gguf
@@ -13,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiny_models import write_gguf
 
+from spec_edge.models import gguf_file
 from spec_edge.models.contract import SpecError
 from spec_edge.models.gguf_file import read_gguf
 
@@ -92,6 +96,31 @@ def test_every_truncation_names_the_file_and_both_sizes(sound: Path, tmp_path: P
     assert f"need {needed} bytes, the file has {needed - 1}" in message
 
 
+@dataclass
+class Work:
+    """Sizes of the pieces of a file that were looked at, and the most memory in use, in bytes."""
+
+    pieces: list[int] = field(default_factory=list)
+    allocated: int = 0
+
+
+@contextmanager
+def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Work]:
+    work, skip = Work(), gguf_file._Cursor.skip
+
+    def noting(cursor: gguf_file._Cursor, count: int) -> int:
+        work.pieces.append(count)
+        return skip(cursor, count)
+
+    monkeypatch.setattr(gguf_file._Cursor, "skip", noting)
+    tracemalloc.start()
+    try:
+        yield work
+    finally:
+        work.allocated = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+
+
 PAD = b"\0" * 4096
 HOSTILE = {
     "magic": (b"PK\x03\x04" + PAD, "is not a GGUF file: it begins with"),
@@ -131,14 +160,14 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_headers_are_refused_at_once(name: str, tmp_path: Path) -> None:
+def test_hostile_headers_are_refused_at_once(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few pieces of the file are looked at and little memory is taken, whatever counts and sizes it claims."""
     content, message = HOSTILE[name]
     path = tmp_path / "hostile.gguf"
     path.write_bytes(content)
-    began = time.perf_counter()
-    with pytest.raises(SpecError, match=message) as caught:
+    with counted(monkeypatch) as work, pytest.raises(SpecError, match=message) as caught:
         read_gguf(path)
-    assert time.perf_counter() - began < 0.5
+    assert len(work.pieces) < 30 and work.allocated < 1 << 20
     assert "\n" not in caught.value.message and len(caught.value.message) < 400
 
 
@@ -163,7 +192,7 @@ def test_array_elements_are_capped_in_all(tmp_path: Path) -> None:
     edits=st.lists(st.tuples(st.integers(0, 1023), st.integers(0, 255)), max_size=6),
     cut=st.integers(0, 2048),
 )
-@settings(max_examples=300, deadline=1000, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_damaged_headers_never_crash(sound: Path, tmp_path: Path, edits: list[tuple[int, int]], cut: int) -> None:
     content = bytearray(sound.read_bytes())
     for at, value in edits:
@@ -180,8 +209,10 @@ def test_damaged_headers_never_crash(sound: Path, tmp_path: Path, edits: list[tu
 
 
 @pytest.mark.real
-def test_the_real_header_is_read_in_under_a_second(smollm2_gguf: Path) -> None:
-    began = time.perf_counter()
-    file = read_gguf(smollm2_gguf)
-    assert time.perf_counter() - began < 1.0
+def test_the_real_header_is_read_and_nothing_else(smollm2_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with counted(monkeypatch) as work:
+        file = read_gguf(smollm2_gguf)
     assert len(file.meta) == 33 and len(file.tensors) == 272
+    strings = sum(len(v) for v in file.meta.values() if isinstance(v, tuple))
+    assert len(work.pieces) < 2 * strings + 10 * (33 + 272)  # a length and a text each, a few numbers beside
+    assert sum(work.pieces) <= min(t.offset for t in file.tensors.values())
