@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import Field, fields
 from functools import wraps
+from pathlib import Path
 from typing import Any, ParamSpec
 
 import click
@@ -119,3 +120,35 @@ def run(
         draft_threads=draft_threads,
     ) as llm:
         show(llm, llm.start(text, options), as_json, stats)
+
+
+@main.command()
+@click.option(
+    "-m", "--model", default="smollm2-135m", show_default=True, help="Bundle, GGUF, HF folder, hub id, alias."
+)
+@click.option("--questions", type=click.Path(path_type=Path), help="Spec-Bench's jsonl form.  [default: the own set]")
+@click.option(
+    "--methods", default="all", show_default=True, help="all, or names such as plain,suffix,lookahead+suffix."
+)
+@click.option("--max-new-tokens", default=128, show_default=True, help="Longest answer.")
+@click.option("--temperature", default=0.0, show_default=True, help="0 is greedy.")
+@click.option("--repeat", default=3, show_default=True, help="Interleaved runs of every question.")
+@click.option("--limit", type=int, help="Only the first N questions.")
+@click.option("--peers", default="none", show_default=True, help="none, all, or names, a precision behind a colon.")
+@click.option("--peer-python", multiple=True, metavar="NAME=PATH", help="Python of a peer; may be repeated.")
+@click.option("--weights", type=click.Path(path_type=Path), help="What the bundle was made from, for the peers.")
+@click.option("--provider", default="cpu", show_default=True, help="ONNX Runtime execution provider.")
+@click.option("--threads", type=int, help="Threads of everybody.  [default: one per physical core]")
+@click.option("--draft", metavar="MODEL", help="A smaller model that drafts.  [default: the one exported with it]")
+@click.option("--draft-weights", type=click.Path(path_type=Path), help="What its bundle was made from.")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder for report.json, report.md and plots.")
+@click.option("--curve", is_flag=True, help="Only what a run costs by its width, for every graph and provider.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+@one_line_errors
+def bench(curve: bool, as_json: bool, **values: Any) -> None:
+    """Measure methods against plain decoding, interleaved, and other programs in the same run."""
+    from spec_edge.runtime.bench import command
+    from spec_edge.runtime.bench.settings import Settings
+
+    settings = Settings(**values)
+    (command.run_curve if curve else command.run)(settings, as_json)

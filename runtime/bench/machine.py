@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -44,3 +45,8 @@ def facts() -> dict[str, Any]:
         "versions": {name: version(name) for name in ("spec-edge", "onnxruntime", "numpy")},
         "load": load(),
     }
+
+
+def interpreter() -> str:
+    """This Python, for children that run spec-edge itself."""
+    return sys.executable

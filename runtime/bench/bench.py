@@ -1,0 +1,205 @@
+"""The whole benchmark: open, prepare, run interleaved, judge, measure quality and memory.
+
+Enters: `Settings`. Leaves: the report as plain values (see markdown.py for what each means).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from spec_edge.models.contract import SpecError
+from spec_edge.runtime.api import LLM, load
+from spec_edge.runtime.bench import core, curve, fidelity, lossless, machine, order, own, own_adapter, peer, prompts
+from spec_edge.runtime.bench import questions as question_files
+from spec_edge.runtime.bench.figures import DEFINITIONS
+from spec_edge.runtime.bench.lossless import Judge, Tokens
+from spec_edge.runtime.bench.memory import usage
+from spec_edge.runtime.bench.peer import Peer, PeerContender
+from spec_edge.runtime.bench.process import Child, NotInstalled
+from spec_edge.runtime.bench.runs import Contender, Failed, Item
+from spec_edge.runtime.bench.settings import Settings
+from spec_edge.runtime.bench.show import Progress
+from spec_edge.runtime.bench.weights import Weights, source
+from spec_edge.runtime.bundle import open_bundle
+from spec_edge.runtime.companion import recorded
+from spec_edge.runtime.divergence import Divergence
+from spec_edge.runtime.resolve import bundle_folder
+
+FORMAT = 1
+State = dict[str, Any]
+
+
+def run(settings: Settings, progress: Progress) -> State:
+    """The report. SpecError: it cannot be made; a contender that fails does not stop it."""
+    settings.check()
+    questions = question_files.read(settings.questions, settings.limit)
+    facts = machine.facts()
+    threads = settings.thread_count
+    with load(
+        settings.model, provider=settings.provider, threads=threads, draft=settings.draft, draft_threads=threads
+    ) as llm:
+        ours, absent = own.contenders(llm, settings.methods, settings.temperature)
+        states: State = {name: {"kind": "own", "absent": why} for name, why in absent.items()}
+        with opened(settings, llm, threads, states, progress) as peers:
+            progress.stage("plain answers", sum(len(q.turns) for q in questions))
+            items = prompts.items(llm, questions, settings.max_new_tokens, settings.temperature, progress.tick)
+            everybody: list[Contender] = [*ours, *(PeerContender(p, m) for p in peers for m in p.methods)]
+            progress.stage("measuring", order.runs_in_all(len(everybody), len(items), settings.repeat))
+            judge = None if settings.temperature > 0 else _judge(llm)
+            found = core.report(everybody, items, settings.repeat, judge, progress.tick)
+            _tell(states, ours, peers, found.pop("failed"))
+            quality = _quality(llm, peers, progress)
+            memory = _memory(settings, llm, ours, peers, items[0], threads, progress)
+            times = curve.of_session(llm.session)
+        return {
+            "format": FORMAT,
+            "settings": _settings(settings, threads, len(questions)),
+            "machine": facts,
+            "model": _model(llm),
+            "definitions": DEFINITIONS,
+            "contenders": states,
+            "questions": [_question(item) for item in items],
+            **found,
+            "quality": quality,
+            "memory": memory,
+            "curve": {"widths": list(times.widths), "ms": [1000 * s for s in times.seconds]},
+        }
+
+
+@contextmanager
+def opened(settings: Settings, llm: LLM, threads: int, states: State, progress: Progress) -> Iterator[list[Peer]]:
+    """Every peer that can be opened; the others go into `states` with the reason. Closes them all."""
+    wanted = peer.wanted(settings.peers)
+    given, peers = peer.interpreters(settings.peer_python), list[Peer]()
+    weights = _weights(settings, llm) if wanted else None
+    try:
+        for want in wanted:
+            assert weights is not None
+            progress.stage(f"{want.label}: looking", None)
+            found = _open(want, peer.python_for(want.name, given), weights, threads, states, progress)
+            peers += [found] if found else []
+        yield peers
+    finally:
+        for one in peers:
+            one.child.close()
+
+
+def _open(
+    want: peer.Wanted, python: str, weights: Weights, threads: int, states: State, progress: Progress
+) -> Peer | None:
+    try:
+        found, absent = peer.open_peer(want, python, weights, threads, lambda text: progress.stage(text, None))
+    except Failed as error:
+        status = "not installed" if isinstance(error, NotInstalled) else "failed"
+        states[want.label] = {"kind": "peer", "absent": error.message, "status": status}
+        return None
+    for method, why in absent.items():
+        states[f"{want.label}/{method}"] = {"kind": "peer", "absent": why}
+    return found
+
+
+def _weights(settings: Settings, llm: LLM) -> Weights:
+    assert settings.weights is not None
+    target = source(settings.weights, llm.bundle.manifest, "weights")
+    if settings.draft_weights is None:
+        return Weights(target, None)
+    named = settings.draft and open_bundle(bundle_folder(settings.draft))
+    bundle = named or recorded(llm.bundle)
+    if bundle is None:
+        raise SpecError("draft-weights were given, but this bundle has no draft model; name one with --draft")
+    return Weights(target, source(settings.draft_weights, bundle.manifest, "draft-weights"))
+
+
+def _judge(llm: LLM) -> Judge:
+    """Our own methods are replayed; of a peer's the target only says how near the two tokens are."""
+    ours, theirs = lossless.replaying(llm), lossless.against(llm.session)
+
+    def judge(contender: str, item: Item, plain: Tokens, other: Tokens) -> Divergence:
+        return (theirs if "/" in contender else ours)(contender, item, plain, other)
+
+    return judge
+
+
+def _tell(states: State, ours: Sequence[own.EngineContender], peers: Sequence[Peer], failed: dict[str, str]) -> None:
+    """What each contender is, or why it is absent."""
+    states |= {one.name: {"kind": "own"} for one in ours}
+    for one in peers:
+        for method in one.methods:
+            told = {"kind": "peer", "version": one.version, "settings": one.settings[method]}
+            states[f"{one.wanted.label}/{method}"] = told | {"precision": one.wanted.precision}
+    for name, why in failed.items():
+        states[name] |= {"absent": why, "status": "failed"}
+
+
+def _quality(llm: LLM, peers: Sequence[Peer], progress: Progress) -> State:
+    """Ours under the baseline's name, a peer's under its label."""
+    progress.stage("quality", 1 + len(peers))
+    try:
+        stated = fidelity.reference(llm)
+    except SpecError as error:
+        return {own.BASELINE: {"absent": error.message}}
+    ids, vocab = fidelity.text_ids(llm), llm.bundle.manifest.model.vocab_size
+    sides = {own.BASELINE: fidelity.own_logits(llm)}
+    sides |= {one.wanted.label: fidelity.peer_logits(one.child, vocab) for one in peers}
+    found = {}
+    for name, side in sides.items():
+        found[name] = fidelity.measure(stated, ids, side)
+        progress.tick()
+    return found
+
+
+def _memory(
+    settings: Settings,
+    llm: LLM,
+    ours: Sequence[own.EngineContender],
+    peers: Sequence[Peer],
+    item: Item,
+    threads: int,
+    progress: Progress,
+) -> State:
+    """Bytes: of each method of ours in a fresh process, of each peer's child over its whole run."""
+    progress.stage("memory", len(ours))
+    found = {one.wanted.label: vars(usage(one.child.pid)) for one in peers}
+    for one in ours:
+        child = Child(Path(own_adapter.__file__), machine.interpreter())
+        try:
+            model = {"bundle": str(llm.bundle.folder), "provider": settings.provider}
+            child.ask("open", model=model, draft=settings.draft, threads=threads, precision="bundle", methods=[])
+            child.ask("generate", method=one.name, ids=list(item.ids), new_tokens=item.new_tokens)
+            found[one.name] = vars(usage(child.pid))
+        except Failed as error:
+            found[one.name] = {"absent": error.message}
+        finally:
+            child.close()
+        progress.tick()
+    return found
+
+
+def _settings(settings: Settings, threads: int, questions: int) -> State:
+    return {
+        "questions": settings.questions.name if settings.questions else "the set that ships with spec-edge",
+        "count": questions,
+        "max_new_tokens": settings.max_new_tokens,
+        "temperature": settings.temperature,
+        "repeat": settings.repeat,
+        "threads": threads,
+        "provider": settings.provider,
+    }
+
+
+def _model(llm: LLM) -> State:
+    manifest = llm.bundle.manifest
+    facts = {"name": manifest.model.name, "precision": manifest.precision, "target": manifest.target}
+    return facts | {
+        "bundle": llm.bundle.digest,
+        "source": manifest.source.name,
+        "source_sha256": manifest.source.sha256,
+    }
+
+
+def _question(item: Item) -> State:
+    facts = {"question": item.question, "task": item.task, "turn": item.turn}
+    return facts | {"prompt_tokens": len(item.ids), "new_tokens": item.new_tokens}
