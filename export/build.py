@@ -21,7 +21,7 @@ from spec_edge.export.progress import Stages
 from spec_edge.export.reference_law import LEAST_TOKENS, ReferenceLaw, reference_law
 from spec_edge.export.staging import staged, staged_together
 from spec_edge.export.verification import LIMITS, check_static, measured, provisional, within
-from spec_edge.models.checkpoint import Checkpoint
+from spec_edge.models.checkpoint import Checkpoint, ModelConfig
 from spec_edge.models.contract import MANIFEST, BadUsage, DraftFact, Manifest, Parity, Quality, SpecError
 from spec_edge.models.fetch import resolve
 from spec_edge.models.open import open_checkpoint
@@ -75,7 +75,7 @@ def _build(
     """draft, drafting: what the bundle records of its draft model, and that model's own manifest."""
     with ExitStack() as temporary:
         drafters = attach(options.drafters, checkpoint.config, temporary)
-        plan = Plan(checkpoint, options.target, _context(options, checkpoint), options.widths, drafters)
+        plan = Plan(checkpoint, options.target, context_of(options, checkpoint.config), options.widths, drafters)
         summary, manifest = _checked(options, plan, work, progress, draft)
     return replace(summary, memory=memory(manifest, drafting))
 
@@ -113,8 +113,9 @@ def _late(progress: Stages, text: str) -> Callable[[int, int], None]:
     return tick
 
 
-def _context(options: BuildOptions, checkpoint: Checkpoint) -> int:
-    trained = checkpoint.config.context
+def context_of(options: BuildOptions, config: ModelConfig) -> int:
+    """Most positions of the bundle. BadUsage: more than the model was trained for."""
+    trained = config.context
     if options.context is None:
         return min(DEFAULT_CONTEXT, trained)
     if options.context > trained:

@@ -14,7 +14,7 @@ from pathlib import Path
 from spec_edge.export.drafters import Attached, Placed, place, taps, write_graphs
 from spec_edge.export.reference_law import ReferenceLaw
 from spec_edge.export.written import file_fact
-from spec_edge.models.checkpoint import Checkpoint, TextFiles
+from spec_edge.models.checkpoint import Checkpoint, ModelConfig, TextFiles
 from spec_edge.models.contract import (
     FORMAT,
     FileFact,
@@ -78,7 +78,7 @@ def start(plan: Plan, precision: str, folder: Path, peaks: Mapping[str, float]) 
     folder.mkdir()
     wanted = plan.forms(precision)
     dtypes = tuple(dict.fromkeys(form.activation for form in wanted))
-    checkpoint, rope = plan.checkpoint, _rope(plan.checkpoint)
+    checkpoint, rope = plan.checkpoint, rope_facts(plan.checkpoint.config)
     table = max(form.context for form in wanted)
     with WeightStore(folder / WEIGHTS) as store:
         stored = store_model(
@@ -133,8 +133,9 @@ def _reference(reference: Reference, folder: Path) -> FileFact:
     return _fact(path)
 
 
-def _rope(checkpoint: Checkpoint) -> RopeFacts:
-    frequencies, scale = inv_freq(checkpoint.config)
+def rope_facts(config: ModelConfig) -> RopeFacts:
+    """Of the bundle's record, and of its tables."""
+    frequencies, scale = inv_freq(config)
     return RopeFacts(tuple(float(f) for f in frequencies), scale)
 
 

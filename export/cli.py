@@ -10,11 +10,14 @@ from dataclasses import asdict
 from functools import wraps
 from importlib.metadata import version
 from pathlib import Path
-from typing import ParamSpec
+from typing import TYPE_CHECKING, ParamSpec
 
 import click
 
 from spec_edge.models.contract import SpecError
+
+if TYPE_CHECKING:
+    from spec_edge.export.options import BuildOptions
 
 P = ParamSpec("P")
 INTERRUPTED = 130
@@ -56,7 +59,7 @@ def main() -> None:
 
 @main.command()
 @click.argument("model")
-@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="Folder of the new bundle.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder of the new bundle.  [required]")
 @click.option("--precision", default="auto", show_default=True, help="auto, keep, int4, int8, fp16 or fp32.")
 @click.option("--context", type=click.IntRange(64), help="Most tokens, prompt and answer together.  [default: 2048]")
 @click.option("--widths", help="Verify widths of the static graphs, such as 1,2,4,8,16.  [default: the target's]")
@@ -67,11 +70,12 @@ def main() -> None:
 @click.option("--medusa", type=click.Path(path_type=Path), help="Medusa heads, a folder or a file, for this model.")
 @click.option("--eagle", type=click.Path(path_type=Path), help="An EAGLE drafter, 1, 2 or 3, a folder or a file.")
 @click.option("--force", is_flag=True, help="Replace a bundle that is already there.")
+@click.option("--dry-run", is_flag=True, help="Print shapes, sizes and memory; needs no weights, writes nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 @one_line_errors
 def build(
     model: str,
-    output: Path,
+    output: Path | None,
     precision: str,
     context: int | None,
     widths: str | None,
@@ -80,6 +84,7 @@ def build(
     medusa: Path | None,
     eagle: Path | None,
     force: bool,
+    dry_run: bool,
     as_json: bool,
 ) -> None:
     """Export MODEL: a GGUF file, a Hugging Face folder, a hub id (org/name) or an alias such as smollm2-135m."""
@@ -89,10 +94,38 @@ def build(
     from spec_edge.export.summary import print_summary
 
     drafters = {name: path for name, path in (("medusa", medusa), ("eagle", eagle)) if path is not None}
+    if output is None and not dry_run:
+        raise click.UsageError("Missing option '-o' / '--output'.")
+    output = output or Path()
     options = build_options(model, output, precision, context, widths, target_name, force, draft, drafters)
+    if dry_run:
+        _plan(options, as_json)
+        return
     with stages() as progress:
         summary = build_bundle(options, progress)
     if as_json:
         click.echo(json.dumps(asdict(summary), ensure_ascii=False))
     else:
         print_summary(summary)
+
+
+def _plan(options: BuildOptions, as_json: bool) -> None:
+    from spec_edge.export.plan import check_plannable, plan_bundle, plan_lines
+
+    check_plannable(options)
+    plan = plan_bundle(options)
+    click.echo(json.dumps(asdict(plan), ensure_ascii=False) if as_json else "\n".join(plan_lines(plan)))
+
+
+@main.command()
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("--target", type=click.Path(path_type=Path), help="A model: say whether the drafter fits it.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
+@one_line_errors
+def inspect(path: Path, target: Path | None, as_json: bool) -> None:
+    """Say what PATH is: a model, Medusa heads or an EAGLE drafter; its sizes, which target it fits, what it lacks."""
+    from spec_edge.export.inspect import inspect as look
+    from spec_edge.export.inspect import inspect_lines
+
+    found = look(path, target)
+    click.echo(json.dumps(asdict(found), ensure_ascii=False) if as_json else "\n".join(inspect_lines(found)))

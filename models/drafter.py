@@ -28,6 +28,7 @@ from spec_edge.models.checkpoint import ModelConfig, Weights
 from spec_edge.models.contract import CacheFacts, FileFact, GraphSpec, Source, SpecError, TensorSpec
 from spec_edge.models.family import Json
 from spec_edge.models.forms import Profile
+from spec_edge.models.planned import PlannedTensor, packed_like
 from spec_edge.models.plugins import known
 from spec_edge.models.safetensors_file import StoredTensor, check_kind
 from spec_edge.models.schemes.scheme import Packed, scheme
@@ -179,6 +180,11 @@ class OpenDrafter(Protocol):
     @property
     def tensors(self) -> Shapes: ...
 
+    def planned(self) -> OpenDrafter:
+        """Of one that was opened without tensors: the same with stand-ins (models/planned.py), so that `store` gives
+        the sizes and the graphs that an export of it would have."""
+        ...
+
     def store(self, out: Writer, room: Room, target: Weights) -> MakeGraphs:
         """Own tensors into the weights file, under keys that begin with the drafter's name and a point.
 
@@ -204,7 +210,7 @@ class DrafterKind:
     describe  for people; no error where something is missing
     open      (files, target) -> checked. SpecError with both numbers where hidden size, vocabulary or layers differ,
               and by name for a tensor or option that is missing or not understood. With `files.tensors` empty the
-              config must do; `store` and `check` are not called then
+              config must do; `planned` comes before `store` then, and `check` never
     """
 
     name: str
@@ -250,7 +256,9 @@ def own_scheme(precision: str, shape: tuple[int, ...]) -> str:
 
 
 def pack_own(weights: Weights, name: str, precision: str) -> Packed:
-    """A drafter's own matrix [N, K] as the bundle holds it."""
+    """A drafter's own matrix [N, K] as the bundle holds it; of one without values by its shape alone."""
+    if isinstance(weights, FileWeights) and isinstance(weights.tensors[name], PlannedTensor):
+        return packed_like(name, own_scheme(precision, weights.shape(name)), weights.shape(name))
     return scheme(own_scheme(precision, weights.shape(name))).pack(weights, name)
 
 

@@ -20,6 +20,7 @@ from spec_edge.models.eagle_network import EMBED, IDS, KNOWN, PREFIX, Eagle, own
 from spec_edge.models.eagle_reference import forward, fused
 from spec_edge.models.family import Json
 from spec_edge.models.hf_config import decoder_from_hf
+from spec_edge.models.planned import planned_tensors
 from spec_edge.models.safetensors_file import StoredTensor
 from spec_edge.models.stored import Writer
 
@@ -100,6 +101,12 @@ class OpenEagle:
     @property
     def tensors(self) -> Shapes:
         return own_tensors(self.net)
+
+    def planned(self) -> OpenEagle:
+        tensors = planned_tensors(own_tensors(self.net))
+        drafted, known = self.net.config.vocab_size, self.net.target.vocab_size
+        ids = None if drafted == known else np.arange(drafted, dtype=np.int32)
+        return replace(self, net=replace(self.net, weights=FileWeights(tensors), ids=ids))
 
     def store(self, out: Writer, room: Room, target: Weights) -> MakeGraphs:
         net = self.net

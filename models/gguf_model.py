@@ -88,16 +88,24 @@ def _weights(file: GgufFile, config: ModelConfig, rules: Family) -> GgufWeights:
     return GgufWeights(file, places, _orders(config) if rules.permuted_qk else {})
 
 
+def _settings(file: GgufFile) -> tuple[Family, ModelConfig]:
+    rules = family(typed(file.meta, "general.architecture", str), str(file.path))
+    config = rules.config_from_gguf(file.meta, {name: place.shape for name, place in file.tensors.items()})
+    return rules, _rope_factors(file, config) if rules.rope_factors else config
+
+
+def gguf_config(path: Path) -> ModelConfig:
+    """The settings of a GGUF file; its weights are not read."""
+    return _settings(read_gguf(path))[1]
+
+
 def open_gguf(path: Path, progress: Progress | None = None) -> Checkpoint:
     """The model in a GGUF file; SpecError in one line for a file or an option that is not supported.
 
     `progress` is called with (bytes done, bytes in all) while the file is hashed.
     """
     file = read_gguf(path)
-    rules = family(typed(file.meta, "general.architecture", str), str(path))
-    config = rules.config_from_gguf(file.meta, {name: place.shape for name, place in file.tensors.items()})
-    if rules.rope_factors:
-        config = _rope_factors(file, config)
+    rules, config = _settings(file)
     weights = _weights(file, config, rules)
     text = text_files(file.meta, config.vocab_size)
     source = Source("gguf", path.name, file.size, sha256(path, progress))

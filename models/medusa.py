@@ -6,7 +6,7 @@ their graph (models/medusa_graph.py), and the same heads in numpy.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import erf, prod, sqrt
 
 import numpy as np
@@ -29,6 +29,7 @@ from spec_edge.models.drafter import (
 )
 from spec_edge.models.medusa_graph import NAME, Heads, graphs, reduced, store_heads
 from spec_edge.models.medusa_heads import Layout, claims, layout, number, planned
+from spec_edge.models.planned import planned_tensors
 from spec_edge.models.stored import Writer
 
 F32 = NDArray[np.float32]
@@ -52,6 +53,10 @@ class Medusa:
     @property
     def tensors(self) -> Shapes:
         return {f"{NAME}.{name}": self.own.shapes[name] for name in sorted(self.own.layout.names)}
+
+    def planned(self) -> Medusa:
+        files = replace(self.own.files, tensors=planned_tensors(self.own.shapes))
+        return replace(self, own=replace(self.own, files=files))
 
     def store(self, out: Writer, room: Room, target: Weights) -> MakeGraphs:
         del target

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from spec_edge.models.checkpoint import Checkpoint
+from spec_edge.models.checkpoint import Checkpoint, ModelConfig
 from spec_edge.models.contract import SpecError
-from spec_edge.models.gguf_model import open_gguf
+from spec_edge.models.gguf_model import gguf_config, open_gguf
 from spec_edge.models.hashing import Progress
-from spec_edge.models.hf_folder import open_folder
+from spec_edge.models.hf_folder import folder_config, open_folder
 
 
 def open_checkpoint(path: Path, progress: Progress | None = None) -> Checkpoint:
@@ -23,6 +23,21 @@ def open_checkpoint(path: Path, progress: Progress | None = None) -> Checkpoint:
         return open_folder(path, progress)
     if path.is_file():
         return open_gguf(path, progress)
+    raise _not_there(path)
+
+
+def open_config(path: Path) -> tuple[str, ModelConfig]:
+    """Name and settings of the model at `path`; of a folder its config.json is enough. No weights are read."""
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise SpecError(f"{path} is not a model folder: it has no config.json")
+        return path.resolve().name, folder_config(path)
+    if path.is_file():
+        return path.stem, gguf_config(path)
+    raise _not_there(path)
+
+
+def _not_there(path: Path) -> SpecError:
     if path.exists():
-        raise SpecError(f"{path} is neither a file nor a folder")
-    raise SpecError(f"there is no file or folder {path}")
+        return SpecError(f"{path} is neither a file nor a folder")
+    return SpecError(f"there is no file or folder {path}")
