@@ -51,6 +51,14 @@ def probability(law: Law, token: int) -> float:
     return float(law.p[at]) if at < law.ids.size and law.ids[at] == token else 0.0
 
 
+def likeliest(law: Law, count: int) -> list[tuple[int, float]]:
+    """At most `count` tokens with their probabilities, best first, the lowest id of a tie; none that is impossible."""
+    count = min(count, law.p.size)
+    top = np.argpartition(law.p, -count)[-count:]
+    best = top[np.lexsort((top, -law.p[top]))]
+    return [(int(law.ids[i]), float(law.p[i])) for i in best if law.p[i] > 0]
+
+
 def without(law: Law, token: int) -> Law:
     """The law given that it is not `token`, which must be possible and must not hold all of the mass."""
     p = law.p.copy()

@@ -142,6 +142,11 @@ class Sampler:
         o = self.options
         return bool(o.repetition_penalty != 1 or o.presence_penalty or o.frequency_penalty or self._ends)
 
+    @property
+    def changes(self) -> bool:
+        """Whether logits are changed before temperature and truncation: by penalties, bias or bad words."""
+        return self._processes
+
     def best(self, logits: Floats, past: Past) -> int:
         """The most likely token, the lowest id of a tie. FloatingPointError on NaN or infinity."""
         return _peak(self._processed(logits, past))

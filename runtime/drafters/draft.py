@@ -9,8 +9,8 @@ by the product of the draft's own probabilities as in EAGLE-2 (Li et al. 2024, a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from spec_edge.models.contract import BadUsage, SpecError
 from spec_edge.runtime.draft import EMPTY, ROOT, UNREAD, Context, Draft, Output, Verdict
 from spec_edge.runtime.draft_model import DraftModel, Logits
+from spec_edge.runtime.drafted import DrawnLaws, Node, as_draft, best_nodes, drawn_chain, greedy_chain, path_to
 from spec_edge.runtime.drafters.options import DrafterOptions
-from spec_edge.runtime.law import Law, draw, probability
+from spec_edge.runtime.law import Law, likeliest
 from spec_edge.runtime.processors import Past
 from spec_edge.runtime.sampling import Sampler
 from spec_edge.runtime.trie import Scores
@@ -34,15 +35,6 @@ CONFIDENCE = 0.4
 
 BRANCHES = 4
 """Children of a node, and nodes expanded in a level, of a best-first tree."""
-
-
-@dataclass(frozen=True)
-class Node:
-    """A drafted token, the node it follows (-1: the text), and the probability of its whole path."""
-
-    token: int
-    parent: int
-    reach: float
 
 
 class DraftDrafter:
@@ -60,7 +52,7 @@ class DraftDrafter:
         whole = replace(options.sampler.options, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
         self._ranking = self._sampler if self._drawing else Sampler(whole)
         self._prompt = 0
-        self._q: NDArray[np.float64] = np.empty((0, 0))
+        self._laws = DrawnLaws(self._most, model.tokens)
         self._scratch: NDArray[np.float32] = np.empty(0, np.float32)
 
     def start(self, prompt: Sequence[int], read: Output = UNREAD) -> None:  # noqa: ARG002
@@ -90,47 +82,23 @@ class DraftDrafter:
         """Nothing: the next `propose` reads the outcome from the text."""
 
     def _greedy(self, logits: Logits, most: int) -> tuple[Draft, Scores]:
-        nodes: list[Node] = []
-        reach = 1.0
-        while True:
+        def best(logits: Logits) -> tuple[int, float]:
             token = self._sampler.best(logits, self._past)
-            if (likely := self._likelihood(logits, token)) < self._least:
-                break
-            reach *= likely
-            nodes.append(Node(token, len(nodes) - 1, reach))
-            if len(nodes) == most:
-                break
-            logits = self._model.extend(token)
-        return _draft(nodes, range(len(nodes)))
+            return token, self._likelihood(logits, token)
+
+        nodes = greedy_chain(logits, self._model.extend, best, most, self._least)
+        return as_draft(nodes, range(len(nodes)))
 
     def _drawn(self, logits: Logits, most: int, context: Context) -> tuple[Draft, Scores]:
-        """Whether to stop is decided before a token is drawn: a token dropped for what it is would bend its law."""
-        nodes: list[Node] = []
-        reach = 1.0
-        while True:
-            law = self._sampler.law(logits, self._past)
-            if law.p.max() < self._least:
-                break
-            token = draw(law, context.rng)
-            reach *= probability(law, token)
-            self._state(len(nodes), law)
-            nodes.append(Node(token, len(nodes) - 1, reach))
-            if len(nodes) == most:
-                break
-            logits = self._model.extend(token)
-        draft, scores = _draft(nodes, range(len(nodes)))
-        return replace(draft, q=self._q[: len(nodes)]) if nodes else EMPTY, scores
+        def law(logits: Logits) -> Law:
+            return self._sampler.law(logits, self._past)
+
+        kept = self._laws.keep
+        return self._laws.draft(drawn_chain(logits, self._model.extend, law, kept, context.rng, most, self._least))
 
     @property
     def _past(self) -> Past:
         return Past(self._model.text, self._prompt)
-
-    def _state(self, row: int, law: Law) -> None:
-        """Row of q: the law in full. The buffer stays: fresh pages cost more than the numbers."""
-        if not self._q.size:
-            self._q = np.empty((self._most, self._model.tokens))
-        self._q[row] = 0
-        self._q[row, law.ids] = law.p
 
     def _likelihood(self, logits: Logits, token: int) -> float:
         """Probability of the best token before any transform, in float32: it only decides whether to go on."""
@@ -147,45 +115,19 @@ class DraftDrafter:
         nodes = [Node(t, ROOT, p) for t, p in self._top(logits, text, wanted[0])]
         spread: list[int] = []
         for branches in wanted[1:depth]:
-            frontier = [i for i in _best(nodes, most) if i not in spread][:at_once]
+            frontier = [i for i in best_nodes(nodes, most) if i not in spread][:at_once]
             frontier = frontier[: room - len(spread)]
             if not frontier:
                 break
             spread += frontier
-            rows = self._model.grown(pending, _draft(nodes, spread)[0])[-len(frontier) :]
+            rows = self._model.grown(pending, as_draft(nodes, spread)[0])[-len(frontier) :]
             for logits, i in zip(rows, frontier, strict=True):
-                after = self._top(logits, text + _path(nodes, i), branches)
+                after = self._top(logits, text + path_to(nodes, i), branches)
                 nodes += [Node(t, i, p * nodes[i].reach) for t, p in after]
-        return _draft(nodes, sorted(_best(nodes, most)))
+        return as_draft(nodes, sorted(best_nodes(nodes, most)))
 
-    def _top(self, logits: Logits, past: Past, count: int) -> Iterator[tuple[int, float]]:
-        """The likeliest tokens, best first, with their probabilities; none that is impossible."""
-        law = self._ranking.law(logits, past)
-        count = min(count, law.p.size)
-        top = np.argpartition(law.p, -count)[-count:]
-        for i in top[np.lexsort((top, -law.p[top]))]:
-            if law.p[i] > 0:
-                yield int(law.ids[i]), float(law.p[i])
-
-
-def _best(nodes: Sequence[Node], most: int) -> list[int]:
-    """The most likely nodes, ancestors before descendants: a path is never likelier than its beginning."""
-    return sorted(range(len(nodes)), key=lambda i: (-nodes[i].reach, i))[:most]
-
-
-def _path(nodes: Sequence[Node], node: int) -> list[int]:
-    tokens: list[int] = []
-    while node != ROOT:
-        tokens.append(nodes[node].token)
-        node = nodes[node].parent
-    return tokens[::-1]
-
-
-def _draft(nodes: Sequence[Node], chosen: Sequence[int]) -> tuple[Draft, Scores]:
-    """These nodes as a point-mass draft with their scores; each one's parent is among them and before it."""
-    place = {node: at for at, node in enumerate(chosen)} | {ROOT: ROOT}
-    tokens, parents = (nodes[i].token for i in chosen), (place[nodes[i].parent] for i in chosen)
-    return Draft(tuple(tokens), tuple(parents), (True,) * len(chosen)), [nodes[i].reach for i in chosen]
+    def _top(self, logits: Logits, past: Past, count: int) -> list[tuple[int, float]]:
+        return likeliest(self._ranking.law(logits, past), count)
 
 
 def create(options: DrafterOptions) -> DraftDrafter:

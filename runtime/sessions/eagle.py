@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from spec_edge.models.contract import CacheFacts, DrafterFact, GraphSpec, SpecError
 from spec_edge.runtime.bundle import Bundle
+from spec_edge.runtime.eagle_model import EagleModel
 from spec_edge.runtime.eagle_rows import F32, Level, Scratch
 from spec_edge.runtime.sessions.fused import Arrays, FusedGraph
 from spec_edge.runtime.sessions.opening import guarded, open_graph
@@ -140,3 +141,8 @@ class EagleSession:
             "hidden": np.zeros((1, asked, hidden), np.float32),
         }
         return inputs, outputs
+
+
+def open_network(bundle: Bundle, threads: int | None, provider: str) -> EagleModel:
+    """What `networks.py` calls: the drafter on its session, which remembers the last text."""
+    return EagleModel(EagleSession(bundle, threads, provider), bundle.manifest.text.tokens)

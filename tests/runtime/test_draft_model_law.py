@@ -9,7 +9,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from spec_edge.runtime import accept, hybrid
+from spec_edge.runtime import accept, drafted, hybrid
 from spec_edge.runtime.draft import EMPTY, Context, Draft, Output, Verdict
 from spec_edge.runtime.draft_model import DraftModel
 from spec_edge.runtime.drafters import draft as drafting
@@ -117,7 +117,7 @@ def text_law(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> dict[Tokens, fl
     while todo:
         chance = Script(todo.pop())
         monkeypatch.setattr(accept, "Dice", lambda _, chance=chance: chance)
-        monkeypatch.setattr(drafting, "draw", lambda law, _, chance=chance: chance.pick(law))
+        monkeypatch.setattr(drafted, "draw", lambda law, _, chance=chance: chance.pick(law))
         list(engine.generate(PROMPT, reuse=True))
         joint[tuple(engine.ids[len(PROMPT) :])] += chance.weight
         todo += chance.others
