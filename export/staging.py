@@ -43,7 +43,7 @@ def staged_together(outputs: Sequence[Path], replace: bool) -> Iterator[tuple[Pa
                 _make(final, work)
         with termination_as_interrupt(), writing(finals[-1]):
             yield works
-            _publish(list(zip(works, finals, strict=True)))
+            _publish(list(zip(works, finals, strict=True)), replace)
     finally:
         for work in works:
             shutil.rmtree(work, ignore_errors=True)
@@ -80,12 +80,16 @@ def _check(output: Path, replace: bool) -> None:
         raise SpecError(f"{output} already holds a bundle; add --force to replace it")
 
 
-def _publish(moves: Sequence[tuple[Path, Path]]) -> None:
-    """Rename each into place. Old bundles step aside first; all of it is undone if one rename fails."""
+def _publish(moves: Sequence[tuple[Path, Path]], replace: bool) -> None:
+    """Rename each into place. Old bundles step aside first; all of it is undone if one rename fails.
+
+    What has come to lie there since the start, another export's bundle say, is looked at like what lay there before.
+    """
     done: list[tuple[Path, Path]] = []
     asides = [output.with_name(f".{output.name}.replaced-{os.getpid()}") for _, output in moves]
     try:
         for (work, output), aside in zip(moves, asides, strict=True):
+            _check(output, replace)
             if output.exists():
                 _rename(output, aside, done)
             _rename(work, output, done)

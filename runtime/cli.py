@@ -17,6 +17,7 @@ import click
 
 from spec_edge.models.contract import SpecError
 from spec_edge.runtime.options import SHOWN, Options, Shown
+from spec_edge.runtime.termination import SaidInterrupt
 
 P = ParamSpec("P")
 INTERRUPTED = 130
@@ -30,8 +31,9 @@ def one_line_errors(command: Callable[P, None]) -> Callable[P, None]:
         utf8_output()
         try:
             command(*args, **options)
-        except KeyboardInterrupt:
-            click.echo("interrupted", err=True)
+        except KeyboardInterrupt as error:
+            if not isinstance(error, SaidInterrupt):
+                click.echo("interrupted", err=True)
             sys.exit(INTERRUPTED)
         except BrokenPipeError:  # the reader has left: click ends quietly
             raise

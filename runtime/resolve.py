@@ -27,7 +27,7 @@ import platformdirs
 from spec_edge.models.aliases import ALIASES
 from spec_edge.models.contract import FORMAT, BadUsage, SpecError
 from spec_edge.runtime.bundle import is_bundle
-from spec_edge.runtime.termination import termination_as_interrupt
+from spec_edge.runtime.termination import SaidInterrupt, Termination, termination_as_interrupt
 
 DEFAULT = "smollm2-135m"
 PIP = 'pip install "spec-edge[export]"'
@@ -36,6 +36,9 @@ NEEDED = ("onnx", "gguf", "safetensors")
 
 STALE_S = 6 * 3600
 """A leftover this old belongs to an export that was killed, not to one that runs."""
+
+INTERRUPTED = 130
+"""Exit code of an export that Ctrl-C ended."""
 
 CHILD_S = 15.0
 """How long an interrupted export may take to clean up."""
@@ -103,8 +106,7 @@ def _require_export(model: str) -> None:
 
 
 def _export(model: str, folder: Path) -> None:
-    """Into a folder of this process's own, then renamed: of two exports at once, the second to end is dropped."""
-    work = folder.with_name(f"{folder.name}.new-{os.getpid()}")
+    """By a child that publishes the whole bundle or nothing: of two at once, the second to end is dropped."""
     try:
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         _sweep(folder.parent)
@@ -113,14 +115,13 @@ def _export(model: str, folder: Path) -> None:
             f"cannot write the cache folder {folder.parent} ({error.strerror}); export it elsewhere: "
             f"spec-export {model} -o FOLDER, then -m FOLDER"
         ) from error
-    try:
-        _run_child(model, work)
-        with suppress(OSError):  # another process was first: a folder with files is never replaced
-            work.rename(folder)
-        if not is_bundle(folder):
-            raise SpecError(f"cannot move the new bundle to {folder}; check the permissions of the folder")
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+    code = _run_child(model, folder)
+    if is_bundle(folder):
+        return
+    if code == INTERRUPTED:
+        raise SaidInterrupt
+    failure = ExportMisused if code == BadUsage.exit_code else ExportFailed
+    raise failure(f"the export of '{model}' failed; the reason is on standard error")
 
 
 class ExportFailed(SpecError):
@@ -136,22 +137,21 @@ class ExportMisused(ExportFailed):
     exit_code = BadUsage.exit_code
 
 
-def _run_child(model: str, output: Path) -> None:
-    """`spec-export`; its output, also its summary, goes to standard error, since ours is the answer."""
+def _run_child(model: str, output: Path) -> int:
+    """The exit code of `spec-export`. All it says goes to standard error, since our output is the answer."""
     command = [sys.executable, "-m", "spec_edge.export", model, "-o", str(output)]
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=_standard_error())
     try:
         with termination_as_interrupt():
-            code = child.wait()
-    except BaseException:
+            return child.wait()
+    except BaseException as error:
+        if isinstance(error, Termination):
+            child.terminate()
         _end(child)
         shutil.rmtree(output.with_name(f".{output.name}.partial-{child.pid}"), ignore_errors=True)
+        if isinstance(error, KeyboardInterrupt) and child.returncode == INTERRUPTED:
+            raise SaidInterrupt from None
         raise
-    if code == 130:
-        raise KeyboardInterrupt
-    if code != 0:
-        error = ExportMisused if code == BadUsage.exit_code else ExportFailed
-        raise error(f"the export of '{model}' failed; the reason is on standard error")
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
@@ -177,5 +177,5 @@ def _sweep(cache: Path) -> None:
     """Remove what killed exports left behind."""
     for path in cache.iterdir():
         with suppress(OSError):
-            if (".new-" in path.name or ".partial-" in path.name) and time.time() - path.stat().st_mtime > STALE_S:
+            if ".partial-" in path.name and time.time() - path.stat().st_mtime > STALE_S:
                 shutil.rmtree(path, ignore_errors=True)

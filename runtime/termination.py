@@ -8,12 +8,20 @@ from contextlib import contextmanager
 from types import FrameType
 
 
+class Termination(KeyboardInterrupt):
+    """A request to terminate: unlike Ctrl-C, it reaches this process only."""
+
+
+class SaidInterrupt(KeyboardInterrupt):
+    """Ctrl-C, or a request to terminate, of which a child process has already told the user."""
+
+
 @contextmanager
 def termination_as_interrupt() -> Iterator[None]:
     """A termination request ends the block as Ctrl-C does."""
 
     def interrupt(_signal: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
+        raise Termination
 
     try:
         before = signal.signal(signal.SIGTERM, interrupt)

@@ -53,6 +53,7 @@ def provider_name(name: str) -> str:
 def open_graph(bundle: Bundle, graph: GraphSpec, provider: str, threads: int | None) -> Any:
     """An `InferenceSession` over `graph`. threads: intra-op threads, None for one per physical core."""
     full = provider_name(provider)
+    ort.disable_telemetry_events()  # what runtime/__init__.py says too late where the program imported it before us
     options = ort.SessionOptions()
     options.log_severity_level = QUIET
     options.intra_op_num_threads = threads or 0

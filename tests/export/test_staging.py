@@ -7,10 +7,21 @@ import os
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from spec_edge.export.staging import staged
 from spec_edge.models.contract import MANIFEST, SpecError
+from spec_edge.models.store import WeightStore
+
+
+class Full:
+    """A file on a full disk."""
+
+    def write(self, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(len(data)))
+
+    def close(self) -> None: ...
 
 
 def _bundle(folder: Path, text: str = "old") -> Path:
@@ -59,6 +70,26 @@ def test_an_old_bundle_survives_a_failed_export(tmp_path: Path) -> None:
         raise KeyboardInterrupt
     assert (output / MANIFEST).read_text("utf-8") == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["bundle"]
+
+
+def test_a_bundle_that_came_meanwhile_is_kept(tmp_path: Path) -> None:
+    """Two exports into one folder: the second to end is dropped, as it would have been had it begun later."""
+    output = tmp_path / "bundle"
+    with pytest.raises(SpecError, match="already holds a bundle; add --force"), staged(output, replace=False) as work:
+        (work / MANIFEST).write_text("second", "utf-8")
+        _bundle(output, "first")
+    assert (output / MANIFEST).read_text("utf-8") == "first"
+    assert [p.name for p in tmp_path.iterdir()] == ["bundle"]
+
+
+def test_a_full_disk_names_the_users_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The weights are written into a hidden folder, of which the user knows nothing."""
+    output = tmp_path / "bundle"
+    with pytest.raises(SpecError) as caught, staged(output, replace=False) as work, WeightStore(work / "w") as store:
+        store._file.close()
+        monkeypatch.setattr(store, "_file", Full())
+        store.add("a", np.zeros(3, np.float32))
+    assert caught.value.message == f"cannot write {output}: {os.strerror(errno.ENOSPC)}; free some space"
 
 
 def test_other_peoples_files_are_never_replaced(tmp_path: Path) -> None:

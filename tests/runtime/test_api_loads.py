@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -152,6 +153,16 @@ def test_any_prompt_runs(llm: LLM, prompt: str, count: int) -> None:
         llm.generate(prompt, max_new_tokens=count, method=m, chat=False) for m in ("plain", "prompt-lookup")
     )
     assert plain.tokens == lookup.tokens and len(plain.tokens) <= count
+
+
+def test_nobody_is_told_of_a_run(tiny: Path, own_cache: Path) -> None:
+    """ONNX Runtime 1.32 keeps a device id and a queue of reports in the user's cache folder, unless told not to."""
+    env = {name: value for name, value in os.environ.items() if "TELEMETRY" not in name and name != "CI"}
+    code = (
+        f"from spec_edge.runtime import load; load({str(tiny)!r}).generate('hello', max_new_tokens=2, method='plain')"
+    )
+    subprocess.run([sys.executable, "-c", code], env=env, check=True)
+    assert not own_cache.exists() or [p.name for p in own_cache.iterdir()] == ["spec-edge"]
 
 
 HEAVY = "('onnxruntime', 'tokenizers', 'jinja2', 'rich', 'torch', 'onnx', 'transformers', 'numpy')"

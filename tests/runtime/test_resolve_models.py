@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from spec_edge.models.contract import BadUsage, SpecError
-from spec_edge.runtime import resolve
+from spec_edge.runtime import cli, resolve
 from spec_edge.runtime.resolve import bundle_folder
+from spec_edge.runtime.termination import SaidInterrupt
 
 MAKE = "import sys, pathlib; p = pathlib.Path(sys.argv[-1]); p.mkdir(); (p / 'bundle.json').write_text('{}')"
 Exporter = Callable[[str], list[list[str]]]
@@ -94,7 +96,7 @@ def test_without_the_extra(gguf: Path, tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_failed_export(
     gguf: Path, tmp_path: Path, exporter: Exporter, code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    exporter(MAKE + f"; sys.exit({code})")
+    exporter(f"import sys; sys.exit({code})")
     with pytest.raises(SpecError, match="failed; the reason is on standard error") as caught:
         bundle_folder(str(gguf), tmp_path / "c")
     assert caught.value.exit_code == code
@@ -103,41 +105,56 @@ def test_a_failed_export(
     assert list((tmp_path / "c").iterdir()) == []
 
 
-def test_an_interrupted_export(gguf: Path, tmp_path: Path, exporter: Exporter) -> None:
-    exporter(MAKE + "; sys.exit(130)")
-    with pytest.raises(KeyboardInterrupt):
-        bundle_folder(str(gguf), tmp_path / "c")
-    assert list((tmp_path / "c").iterdir()) == []
-
-
-def test_ctrl_c_ends_a_child_that_did_not_hear_it(
-    gguf: Path, tmp_path: Path, exporter: Exporter, monkeypatch: pytest.MonkeyPatch
+def test_an_interrupted_export_is_said_once(
+    gguf: Path, own_cache: Path, exporter: Exporter, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(resolve, "CHILD_S", 0.2)
+    exporter("import sys; print('interrupted; nothing was left behind', file=sys.stderr); sys.exit(130)")
+    result = CliRunner().invoke(cli.main, ["run", "-m", str(gguf), "hello"])
+    assert result.exit_code == 130 and result.output == ""
+    assert capfd.readouterr().err == "interrupted; nothing was left behind\n"
+    with pytest.raises(KeyboardInterrupt):
+        bundle_folder(str(gguf), own_cache / "c")
+    assert list((own_cache / "c").iterdir()) == []
+
+
+@pytest.mark.parametrize("hears", [True, False])
+def test_ctrl_c_ends_the_child(
+    gguf: Path, tmp_path: Path, exporter: Exporter, monkeypatch: pytest.MonkeyPatch, hears: bool
+) -> None:
+    """One that hears it says so itself; of one that does not nothing stays, and whoever called says it."""
+    monkeypatch.setattr(resolve, "CHILD_S", 60.0 if hears else 0.2)
     children: list[subprocess.Popen[bytes]] = []
     popen, wait = subprocess.Popen, subprocess.Popen.wait
-    exporter("import sys, time, pathlib; pathlib.Path(sys.argv[-1]).mkdir(); time.sleep(60)")
+    begin = "import os, sys, time, pathlib; p = pathlib.Path(sys.argv[-1]); "
+    work = "p.with_name(f'.{p.name}.partial-{os.getpid()}').mkdir(); "
+    exporter(begin + ("sys.exit(130)" if hears else work + "time.sleep(60)"))
 
     def interrupted(child: subprocess.Popen[bytes], timeout: float | None = None) -> int:
         children.append(child)
-        if timeout is None and child.poll() is None and len(children) == 1:
+        if timeout is None and len(children) == 1:
             raise KeyboardInterrupt
         return wait(child, timeout)
 
     monkeypatch.setattr(popen, "wait", interrupted)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt) as caught:
         bundle_folder(str(gguf), tmp_path / "c")
+    assert isinstance(caught.value, SaidInterrupt) == hears
     assert children[0].returncode is not None
     assert list((tmp_path / "c").iterdir()) == []
 
 
 def test_two_exports_at_once(gguf: Path, tmp_path: Path, exporter: Exporter) -> None:
-    """While this one runs, another process publishes the same bundle: it stays, ours is dropped."""
-    rival = "; q = p.parent / p.name.split('.new-')[0]; q.mkdir(); (q / 'bundle.json').write_text('rival')"
-    exporter(MAKE + rival)
+    """While this one ran, another process has published the same bundle: it is the one."""
+    exporter(MAKE + "; sys.exit(1)")
     folder = bundle_folder(str(gguf), tmp_path / "c")
-    assert (folder / "bundle.json").read_text() == "rival"
     assert [p.name for p in folder.parent.iterdir()] == [folder.name]
+
+
+def test_the_export_is_told_the_final_folder(gguf: Path, tmp_path: Path, exporter: Exporter) -> None:
+    """Its summary and its errors name a folder that the user can find."""
+    commands = exporter(MAKE)
+    folder = bundle_folder(str(gguf), tmp_path / "c")
+    assert commands[0][-2:] == ["-o", str(folder)]
 
 
 def test_a_cache_that_cannot_be_written(gguf: Path, tmp_path: Path, exporter: Exporter) -> None:
@@ -149,7 +166,7 @@ def test_a_cache_that_cannot_be_written(gguf: Path, tmp_path: Path, exporter: Ex
 
 def test_old_leftovers_go(gguf: Path, tmp_path: Path, exporter: Exporter, monkeypatch: pytest.MonkeyPatch) -> None:
     exporter(MAKE)
-    old = tmp_path / "c" / "x.new-1"
+    old = tmp_path / "c" / ".x.partial-1"
     old.mkdir(parents=True)
     monkeypatch.setattr(resolve, "STALE_S", -1)
     bundle_folder(str(gguf), tmp_path / "c")
