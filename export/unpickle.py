@@ -19,6 +19,8 @@ SPARE = 3 << 30
 """Bytes of memory beyond a few times the file: what importing torch takes."""
 
 MOST_TENSORS = 1 << 16
+SHARED, SPARE_TENSORS = 3, 1 << 26
+"""Tensors may take this many times the file (names that share one), and this many bytes more."""
 
 
 class Refused(Exception):
@@ -69,6 +71,9 @@ def tensors(torch: Any, path: Path) -> dict[str, Any]:
             raise Refused(f"its entry {str(name)[:80]!r} is no tensor")
         if value.layout is not torch.strided or value.is_quantized or value.device.type != "cpu":
             raise Refused(f"its tensor {name[:80]!r} is sparse, quantised or without values")
+    size = sum(value.numel() * value.element_size() for value in found.values())
+    if size > SHARED * path.stat().st_size + SPARE_TENSORS:
+        raise Refused(f"its tensors would take {size} bytes, far more than the file has")
     return {name: value.detach().contiguous().clone() for name, value in found.items()}
 
 

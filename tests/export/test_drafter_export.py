@@ -1,0 +1,409 @@
+"""`spec-export --medusa`: drafters inside a bundle; `inspect`; `--dry-run`; what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import save_file
+
+from spec_edge.export import drafter_files, drafters, unpickle
+from spec_edge.export.drafter_files import open_files
+from spec_edge.export.unpickle import Refused, limit_memory, torch_here
+from spec_edge.models.contract import SpecError
+from spec_edge.runtime import load
+from spec_edge.runtime.bundle import open_bundle
+
+
+@pytest.fixture(scope="module")
+def heads(bench: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Medusa heads of dialect A in safetensors."""
+    return bench.medusa(tmp_path_factory.mktemp("heads") / "medusa")
+
+
+@pytest.fixture(scope="module")
+def bundle(bench: Any, tiny_target: Path, heads: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return bench.bundle(tiny_target, tmp_path_factory.mktemp("bundle") / "out", "--medusa", heads)
+
+
+def refused(bench: Any, *args: object, code: int = 1) -> str:
+    result = bench.export(*args)
+    assert result.exit_code == code, result.output
+    assert "Traceback" not in result.output
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith("Error: ") and "Error" not in result.stderr.removesuffix("\n").removesuffix(last)
+    return last
+
+
+# The bundle
+
+
+def test_the_bundle_names_its_drafter(bundle: Path, heads: Path) -> None:
+    manifest = open_bundle(bundle).manifest
+    (fact,) = manifest.drafters
+    assert (fact.name, fact.kind, fact.reads, fact.heads, fact.cache, fact.vocabulary) == (
+        *("medusa", "medusa", "hidden", 3),
+        *(None, None),
+    )
+    assert fact.source.kind == "safetensors" and fact.source.name == heads.name
+    assert fact.source.bytes == (heads / "medusa_lm_head.safetensors").stat().st_size
+    graphs = [g for g in manifest.graphs if g.network == "medusa"]
+    assert sorted((g.role, g.lowering) for g in graphs) == [("heads", "fused"), ("heads", "portable")]
+    assert 0 < fact.bytes < manifest.weights.bytes and manifest.model.taps == ()
+
+
+def test_the_target_is_the_same_without_its_drafter(
+    bench: Any, bundle: Path, tiny_target: Path, tmp_path: Path
+) -> None:
+    alone = bench.bundle(tiny_target, tmp_path / "alone")
+    one, two = ((folder / "weights.bin").read_bytes() for folder in (alone, bundle))
+    assert two.startswith(one) and len(two) > len(one)
+    for name in ("step-fused.onnx", "verify-portable-s8-p256.onnx"):
+        assert (alone / name).read_bytes() == (bundle / name).read_bytes()
+
+
+def test_memory_is_shown_side_by_side(bench: Any, tiny_target: Path, heads: Path, tmp_path: Path) -> None:
+    options = ("--precision", "fp32", "--widths", "2", "--json", "--force")
+    result = bench.export(tiny_target, "-o", tmp_path / "o", "--medusa", heads, "--draft", tiny_target, *options)
+    assert result.exit_code == 0, result.output
+    rows = {row["name"]: row for row in json.loads(result.stdout)["memory"]}
+    assert list(rows) == ["target", "medusa", "draft"]
+    cache = 2 * 2 * 2 * 16 * 256 * 4
+    assert rows["target"]["cache"] == rows["draft"]["cache"] == cache and rows["medusa"]["cache"] == 0
+    weights = open_bundle(tmp_path / "o").manifest.weights.bytes
+    assert rows["target"]["weights"] + rows["medusa"]["weights"] == weights
+    assert rows["draft"]["share"] == pytest.approx(1.0, rel=0.01) and rows["target"]["share"] == 1.0
+    own = sum(w.nbytes for w in bench.medusa_tensors().values())
+    assert rows["medusa"]["weights"] == pytest.approx(own, rel=0.01)
+    assert rows["medusa"]["share"] == pytest.approx(own / (rows["target"]["weights"] + cache), rel=0.01)
+
+
+@pytest.mark.parametrize("precision", ["int4", "int8", "fp16"])
+def test_every_precision(bench: Any, tiny_target: Path, tmp_path: Path, precision: str) -> None:
+    """The export's own check against numpy passes; heads without an output matrix use the target's as it is stored."""
+    folder = bench.medusa(tmp_path / "b", own=False)
+    made = open_bundle(bench.bundle(tiny_target, tmp_path / "out", "--medusa", folder, precision=precision))
+    graphs = [g for g in made.manifest.graphs if g.network == "medusa"]
+    assert [g.borrows for g in graphs] == [("lm_head",)] * 2
+    with load(made.folder, threads=1) as llm:
+        answer = llm.generate("hello", chat=False, max_new_tokens=20, method="medusa")
+        assert answer.stats.drafted > 0
+
+
+def test_a_wrong_graph_is_not_published(
+    bench: Any, tiny_target: Path, heads: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = drafters._runner
+
+    def wrong(made: Any, graph: Any) -> Any:
+        run = real(made, graph)
+        return lambda feeds: {name: value[:, ::-1] for name, value in run(feeds).items()}
+
+    monkeypatch.setattr(drafters, "_runner", wrong)
+    said = refused(bench, tiny_target, "-o", tmp_path / "out", "--medusa", heads, "--precision", "fp32")
+    assert "medusa-heads-fused differs from numpy" in said and list(tmp_path.iterdir()) == []
+
+
+def test_two_drafters_of_different_layers_are_refused() -> None:
+    class Reading:
+        def __init__(self, *layers: int) -> None:
+            self.drafter = self
+            self.taps = layers
+
+    assert drafters.taps([Reading(1, 2), Reading(), Reading(1, 2)]) == (1, 2)  # type: ignore[list-item]
+    with pytest.raises(SpecError, match=r"\[1, 2\] and \[3\]"):
+        drafters.taps([Reading(1, 2), Reading(3)])  # type: ignore[list-item]
+
+
+# Files
+
+
+def pickled(folder: Path, tensors: dict[str, Any], file: str = "medusa_lm_head.pt", **options: Any) -> Path:
+    folder.mkdir()
+    torch.save({name: torch.from_numpy(value) for name, value in tensors.items()}, folder / file, **options)
+    return folder
+
+
+def test_heads_inside_a_model(bench: Any, tmp_path: Path) -> None:
+    """Dialect C: one folder is the target and its heads, in shards."""
+    folder = bench.target(tmp_path / "whole")
+    tensors = bench.medusa_tensors(prefix="medusa_head.")
+    (folder / "model.safetensors").rename(folder / "model-1.safetensors")
+    save_file(tensors, folder / "model-2.safetensors")
+    index = dict.fromkeys(tensors, "model-2.safetensors")
+    with ExitStack() as stack:
+        index |= dict.fromkeys(open_files(folder / "model-1.safetensors", stack).tensors, "model-1.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}), "utf-8")
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    config |= {"medusa_num_heads": 3, "medusa_num_layers": 1}
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
+    made = open_bundle(bench.bundle(folder, tmp_path / "out", "--medusa", folder))
+    assert made.manifest.drafters[0].heads == 3
+    files = json.loads(bench.export("inspect", folder, "--json").stdout)
+    assert files["what"] == "medusa" and files["dialect"].startswith("C,")
+
+
+@pytest.mark.parametrize(("file", "zipped"), [("medusa_lm_head.pt", True), ("pytorch_model.bin", False)])
+def test_pickles_hold_the_same_heads(
+    bench: Any, bundle: Path, tiny_target: Path, tmp_path: Path, file: str, zipped: bool
+) -> None:
+    """Read in a child process, in the new and in the old form of torch.save; the bundle differs only in its source."""
+    folder = pickled(tmp_path / "p", bench.medusa_tensors(), file, _use_new_zipfile_serialization=zipped)
+    with ExitStack() as stack:
+        found = open_files(folder, stack)
+        assert found.source is not None and found.source.kind == "torch"
+        for name, value in bench.medusa_tensors().items():
+            np.testing.assert_array_equal(found.tensors[name].dense(), value)
+        temporary = next(iter(found.tensors.values())).path
+    assert not temporary.exists()
+    if zipped:
+        made = bench.bundle(tiny_target, tmp_path / "out", "--medusa", folder)
+        assert (made / "weights.bin").read_bytes() == (bundle / "weights.bin").read_bytes()
+
+
+def test_sharded_pickles(bench: Any, tmp_path: Path) -> None:
+    tensors = bench.medusa_tensors()
+    names = sorted(tensors)
+    folder = pickled(tmp_path / "p", {n: tensors[n] for n in names[:4]}, "pytorch_model-1.bin")
+    torch.save({n: torch.from_numpy(tensors[n]) for n in names[4:]}, folder / "pytorch_model-2.bin")
+    where = {n: f"pytorch_model-{1 + (i >= 4)}.bin" for i, n in enumerate(names)}
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": where}), "utf-8")
+    with ExitStack() as stack:
+        assert open_files(folder, stack).tensors.keys() == tensors.keys()
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": {"a": "../x.bin"}}), "utf-8")
+    with ExitStack() as stack, pytest.raises(SpecError, match="names the file"):
+        open_files(folder, stack)
+
+
+class Malicious:
+    """Runs a command when it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.mark),)
+
+
+def test_a_malicious_pickle_runs_nothing(bench: Any, tiny_target: Path, tmp_path: Path) -> None:
+    (tmp_path / "p").mkdir()
+    torch.save({"0.0.linear.weight": Malicious(tmp_path / "ran")}, tmp_path / "p" / "medusa_lm_head.pt")
+    said = refused(bench, tiny_target, "-o", tmp_path / "o", "--medusa", tmp_path / "p")
+    assert "medusa_lm_head.pt is not read: torch refuses it" in said
+    assert [p.name for p in tmp_path.iterdir()] == ["p"]
+    torch.load(tmp_path / "p" / "medusa_lm_head.pt", weights_only=False)
+    assert (tmp_path / "ran").is_dir(), "the same file does run its command where nobody takes care"
+
+
+BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "no pickle": (lambda p: p.write_bytes(b"hello"), "torch refuses it"),
+    "empty": (lambda p: p.write_bytes(b""), "torch refuses it"),
+    "a list": (lambda p: torch.save([torch.zeros(3)], p), "no state dict"),
+    "a number": (lambda p: torch.save({"a": 3}, p), "is no tensor"),
+    "a number for a name": (lambda p: torch.save({3: torch.zeros(3)}, p), "is no tensor"),
+    "sparse": (lambda p: torch.save({"a": torch.eye(3).to_sparse()}, p), "sparse, quantised or without values"),
+    "a bomb": (lambda p: torch.save({"a": torch.zeros(1).expand(1 << 34)}, p), "far more than the file has"),
+    "truncated": (lambda p: (torch.save({"a": torch.zeros(999)}, p), os.truncate(p, 3000)), "torch refuses it"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_pickle_is_one_line(tmp_path: Path, name: str) -> None:
+    """What the child process says; the parent passes it on (above)."""
+    change, message = BAD[name]
+    change(tmp_path / "x.pt")
+    with pytest.raises(Refused) as caught:
+        unpickle.tensors(torch, tmp_path / "x.pt")
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_truncated_file_is_one_line(bench: Any, tiny_target: Path, heads: Path, tmp_path: Path) -> None:
+    shutil.copytree(heads, tmp_path / "h")
+    path = tmp_path / "h" / "medusa_lm_head.safetensors"
+    path.write_bytes(path.read_bytes()[:-10])
+    assert "is truncated" in refused(bench, tiny_target, "-o", tmp_path / "out", "--medusa", tmp_path / "h")
+
+
+def test_nothing_finite(bench: Any, tiny_target: Path, tmp_path: Path) -> None:
+    tensors = bench.medusa_tensors()
+    tensors["1.0.linear.weight"][3, 3] = np.nan
+    folder = bench.drafter(tmp_path / "h", tensors, {}, "model.safetensors")
+    assert "not a finite number" in refused(bench, tiny_target, "-o", tmp_path / "out", "--medusa", folder)
+
+
+def test_without_torch_it_says_which_extra(tmp_path: Path, bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = pickled(tmp_path / "p", bench.medusa_tensors())
+    command = (
+        sys.executable,
+        "-c",
+        "import sys; sys.modules['torch'] = None; import runpy; sys.argv[:] = sys.argv[2:];"
+        "runpy.run_module('spec_edge.export.unpickle', run_name='__main__', alter_sys=True)",
+    )
+    with ExitStack() as stack, pytest.raises(SpecError, match=r"pip install 'spec-edge\[train\]'") as caught:
+        drafter_files.unpickled(folder / "medusa_lm_head.pt", stack, command)
+    assert "\n" not in caught.value.message
+    monkeypatch.setattr(torch, "__version__", "2.9.1+cpu")
+    with pytest.raises(Refused, match="too old"):
+        torch_here()
+
+
+def test_memory_of_the_child_is_bounded() -> None:
+    """In a process of its own: the limit stays. Systems without one skip."""
+    pytest.importorskip("resource")
+    import subprocess
+
+    program = (
+        "from spec_edge.export.unpickle import limit_memory; limit_memory(1 << 28)\n"
+        "try: bytearray(1 << 30)\n"
+        "except MemoryError: print('bounded')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    if sys.platform != "linux":
+        pytest.skip("only Linux counts anonymous memory as data")
+    assert done.stdout.strip() == "bounded", done.stderr
+    assert callable(limit_memory)
+
+
+def test_what_is_no_drafter(bench: Any, tiny_target: Path, heads: Path, tmp_path: Path) -> None:
+    out = ("-o", tmp_path / "out")
+    assert "there is no file or folder" in refused(bench, tiny_target, *out, "--medusa", tmp_path / "none", code=2)
+    (tmp_path / "empty").mkdir()
+    assert "holds no weights" in refused(bench, tiny_target, *out, "--medusa", tmp_path / "empty")
+    assert "is no drafter that is known" in refused(bench, tiny_target, *out, "--medusa", tiny_target)
+    said = refused(bench, tiny_target, *out, "--eagle", heads, code=2)
+    assert "holds medusa weights, not eagle: give it with --medusa" in said
+    (tmp_path / "x.txt").write_text("x", "utf-8")
+    assert "is no checkpoint of a drafter" in refused(bench, tiny_target, *out, "--medusa", tmp_path / "x.txt")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_bundle_without_heads_says_so(bench: Any, tiny_target: Path, tmp_path: Path) -> None:
+    folder = bench.bundle(tiny_target, tmp_path / "plain")
+    with load(folder, threads=1) as llm, pytest.raises(SpecError, match="export the model again with --medusa PATH"):
+        llm.generate("hello", chat=False, method="medusa")
+
+
+# inspect
+
+
+def test_inspect(bench: Any, tiny_target: Path, heads: Path, tmp_path: Path) -> None:
+    found = json.loads(bench.export("inspect", heads, "--target", tiny_target, "--json").stdout)
+    assert (found["what"], found["hidden_size"], found["vocab_size"], found["fits"]) == ("medusa", 64, 257, "")
+    assert found["sizes"]["heads"] == 3 and found["sizes"]["lm_head"] == "one of each head"
+    assert found["sizes"]["parameters"] == sum(w.size for w in bench.medusa_tensors().values())
+    target = json.loads(bench.export("inspect", tiny_target, "--json").stdout)
+    assert target["what"] == "target" and target["sizes"]["layers"] == 2 and target["missing"] == []
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    (alone / "config.json").write_text(json.dumps({"medusa_num_heads": 4}), "utf-8")
+    found = json.loads(bench.export("inspect", alone, "--json").stdout)
+    assert found["sizes"]["heads"] == 4 and "weights" in found["missing"][0]
+    wide = {n: np.zeros([s * 2 for s in w.shape], np.float32) for n, w in bench.medusa_tensors(own=False).items()}
+    folder = bench.drafter(tmp_path / "wide", wide, {}, "medusa_lm_head.safetensors")
+    text = bench.export("inspect", folder, "--target", tiny_target).stdout
+    assert "hidden size is 128, the target's is 64" in text and "the target's" in text
+    assert "holds no weights" in refused(bench, "inspect", tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "gpt9"}', "utf-8")
+    assert "is no model and no drafter" in refused(bench, "inspect", tmp_path)
+
+
+# --dry-run
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8", "int4"])
+def test_a_plan_is_what_an_export_makes(
+    bench: Any, tiny_target: Path, heads: Path, tmp_path: Path, precision: str
+) -> None:
+    """From config.json files alone: the weights to the byte (but for alignment), the graphs within 3 %."""
+    made = open_bundle(bench.bundle(tiny_target, tmp_path / "out", "--medusa", heads, precision=precision)).manifest
+    for name, folder in (("t", tiny_target), ("m", heads)):
+        (tmp_path / name).mkdir()
+        shutil.copy(folder / "config.json", tmp_path / name)
+    options = ("--medusa", tmp_path / "m", "--precision", precision, "--widths", "8", "--dry-run", "--json")
+    result = bench.export("build", tmp_path / "t", *options)
+    assert result.exit_code == 0, result.output
+    plan = json.loads(result.stdout)
+    files = {f["file"]: f for f in plan["files"]}
+    assert files.keys() == {"weights.bin", *(g.file.file for g in made.graphs)}
+    assert 0 <= files["weights.bin"]["bytes"] - made.weights.bytes < 128
+    for graph in made.graphs:
+        assert files[graph.file.file]["bytes"] == pytest.approx(graph.file.bytes, rel=0.03)
+    medusa = next(row for row in plan["memory"] if row["name"] == "medusa")
+    assert medusa["weights"] == pytest.approx(made.drafters[0].bytes, abs=64)
+    assert not (tmp_path / "t" / "model.safetensors").exists()
+
+
+LLAMA = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "num_attention_heads": 32,
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "eos_token_id": 2,
+}
+VICUNA = LLAMA | {"vocab_size": 32000, "intermediate_size": 11008, "max_position_embeddings": 4096}
+SCALING = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+SCALING |= {"original_max_position_embeddings": 8192, "rope_type": "llama3"}
+LLAMA31 = LLAMA | {"vocab_size": 128256, "intermediate_size": 14336, "num_key_value_heads": 8, "rope_theta": 500000.0}
+LLAMA31 |= {"max_position_embeddings": 131072, "rope_scaling": SCALING}
+ONE_LAYER = {k: v for k, v in LLAMA31.items() if k not in ("rope_scaling", "rope_theta")} | {"num_hidden_layers": 1}
+PUBLISHED = [
+    ("medusa", VICUNA, {"medusa_num_heads": 5, "medusa_num_layers": 1}, 5 * (4096**2 + 32000 * 4096), ()),
+    ("eagle", LLAMA31, ONE_LAYER | {"bias": True}, 2 * 4096**2 + 2 * 4096 * 5120 + 3 * 4096 * 14336, ()),
+    (
+        "eagle",
+        LLAMA31,
+        ONE_LAYER | {"draft_vocab_size": 32000, "max_position_embeddings": 2048},
+        3 * 4096**2 + 2 * 4096**2 + 2 * 8192 * 1024 + 4096**2 + 3 * 4096 * 14336 + 32000 * 4096,
+        (2, 16, 29),
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "drafter", "parameters", "taps"),
+    PUBLISHED,
+    ids=["vicuna-medusa", "llama-eagle", "llama-eagle3"],
+)
+def test_a_plan_of_seven_billion_weights(
+    bench: Any, tmp_path: Path, method: str, target: Any, drafter: Any, parameters: int, taps: tuple[int, ...]
+) -> None:
+    """Published configurations without a tensor: nothing of 14 GB is read or written."""
+    for name, config in (("target", target), ("drafter", drafter)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(config), "utf-8")
+    args = ("build", tmp_path / "target", f"--{method}", tmp_path / "drafter", "--widths", "16", "--context", "512")
+    plan = json.loads(bench.export(*args, "--dry-run", "--json").stdout)
+    rows = {row["name"]: row for row in plan["memory"]}
+    assert plan["precision"] == "int4" and 4e9 < rows["target"]["weights"] < 6e9
+    # eight bits each, a float32 scale for every 32, and the odd vector
+    assert rows[method]["weights"] == pytest.approx(parameters * (1 + 4 / 32), rel=0.03)
+    (found,) = plan["drafters"]
+    assert tuple(found["taps"]) == taps and found["reads"] == ("taps" if taps else "hidden")
+    verify = next(f for f in plan["files"] if f["file"].startswith("verify-portable-s16"))
+    assert ("taps[1,16,12288]" in verify["shapes"]) == bool(taps)
+    text = bench.export(*args, "--dry-run").stdout
+    assert "a plan, nothing is written" in text and f"  {method} " in text and len(list(tmp_path.iterdir())) == 2
+
+
+def test_plans_that_no_export_would_make(bench: Any, tiny_target: Path, heads: Path, tmp_path: Path) -> None:
+    plan = ("build", tiny_target, "--dry-run")
+    assert "hidden size" in refused(
+        bench, *plan, "--medusa", bench.drafter(tmp_path / "w", {}, {"medusa_num_heads": 2, "hidden_size": 9}, "x.bin")
+    )
+    assert "--dry-run knows auto" in refused(bench, *plan, "--precision", "keep")
+    assert "more than the 256 tokens" in refused(bench, *plan, "--context", "512", code=2)
+    assert "Missing option '-o'" in refused(bench, tiny_target, "--medusa", heads, code=2)
