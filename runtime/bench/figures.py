@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from spec_edge.runtime.bench.ratios import Speeds
+from spec_edge.runtime.bench.ratios import LEAST, Speeds
 from spec_edge.runtime.bench.runs import Record, Run
 
 DEFINITIONS = {
@@ -26,7 +26,8 @@ DEFINITIONS = {
     "time in": "of the steps: drafting, the verify run, and the rest (acceptance, commit, bookkeeping)",
     "memory": "peak resident set of a fresh process that runs the method once; in brackets its proportional set then",
     "ratio": "geometric mean over questions of the ratio to plain decoding in the same repeat, with the 95 % interval "
-    "of a paired bootstrap over questions",
+    f"of a paired bootstrap over questions; not resolved: the interval contains 1, or there are fewer than {LEAST} "
+    "questions",
 }
 
 Values = dict[str, float]

@@ -64,6 +64,24 @@ def text(found: Mapping[str, Any] | None, peer: bool) -> str:
     return f"{parted} of {found['answers']} differ, near-ties"
 
 
+def short(report: Mapping[str, Any]) -> Cells:
+    """What fits a terminal: medians over all questions."""
+    header = ["", "tok/s", "ratio to plain", "end to end", "first ms", "accept", "KL", "text"]
+    rows = []
+    for name, groups in report["figures"].items():
+        own, ratios = groups[OVERALL], report["ratios"].get(name, {})
+        cells = [name, _median(own["decode_tokens_per_s"], 1), ratio(ratios.get("decode", {}).get(OVERALL))]
+        whole = ratios.get("end_to_end", {}).get(OVERALL)
+        cells += [UNKNOWN if whole is None else f"{whole['ratio']:.2f}", _median(own["first_token_ms"], 0)]
+        cells += [number(own["acceptance_length"], 2), number(report["quality"].get(side(name), {}).get("kl"), 4)]
+        rows.append([*cells, text(report["lossless"].get(name), "/" in name)])
+    return header, rows
+
+
+def _median(values: Mapping[str, float] | None, digits: int) -> str:
+    return UNKNOWN if values is None else f"{values['median']:.{digits}f}"
+
+
 def overall(report: Mapping[str, Any]) -> Cells:
     """One row per contender, over all questions."""
     header = ["", "decode tok/s", "ratio to plain", "end to end tok/s", "ratio", "first token ms", "accept length"]

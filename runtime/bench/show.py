@@ -13,7 +13,7 @@ from rich import progress as bars
 from rich.console import Console
 from rich.table import Table
 
-from spec_edge.runtime.bench.rows import overall
+from spec_edge.runtime.bench.rows import short
 
 
 class Progress:
@@ -48,7 +48,7 @@ class Progress:
 def report(found: dict[str, Any]) -> None:
     """The overall table, and what was not measured."""
     console = Console(highlight=False)
-    header, rows = overall(found)
+    header, rows = short(found)
     table = Table(*header)
     for row in rows:
         table.add_row(*row)
