@@ -6,6 +6,7 @@ or the best part of a tree.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -23,7 +24,7 @@ State = TypeVar("State")
 
 @dataclass(frozen=True)
 class Node:
-    """A drafted token, the node it follows (-1: the text), and the probability of its whole path."""
+    """A drafted token, the node it follows (-1: the text), and the log-probability of its whole path."""
 
     token: int
     parent: int
@@ -42,12 +43,12 @@ def greedy_chain(
     The last token is not given to `extend`: it needs no row.
     """
     nodes: list[Node] = []
-    reach = 1.0
+    reach = 0.0
     while True:
         token, likely = best(state)
         if likely < least:
             return nodes
-        reach *= likely
+        reach += log(likely)
         nodes.append(Node(token, len(nodes) - 1, reach))
         if len(nodes) == most:
             return nodes
@@ -68,18 +69,23 @@ def drawn_chain(
     Whether to stop is decided before a token is drawn: a token dropped for what it is would bend its law.
     """
     nodes: list[Node] = []
-    reach = 1.0
+    reach = 0.0
     while True:
         law = law_of(state)
         if law.p.max() < least:
             return nodes
         token = draw(law, rng)
-        reach *= probability(law, token)
+        reach += log(probability(law, token))
         keep(len(nodes), law)
         nodes.append(Node(token, len(nodes) - 1, reach))
         if len(nodes) == most:
             return nodes
         state = extend(token)
+
+
+def log(p: float) -> float:
+    """Of a probability, which may be 0: sums of logarithms tell deep paths apart where products are all 0."""
+    return math.log(p) if p > 0 else -math.inf
 
 
 class DrawnLaws:
@@ -120,4 +126,4 @@ def as_draft(nodes: Sequence[Node], chosen: Sequence[int]) -> tuple[Draft, Score
     """These nodes as a point-mass draft with their scores; each one's parent is among them and before it."""
     place = {node: at for at, node in enumerate(chosen)} | {ROOT: ROOT}
     tokens, parents = (nodes[i].token for i in chosen), (place[nodes[i].parent] for i in chosen)
-    return Draft(tuple(tokens), tuple(parents), (True,) * len(chosen)), [nodes[i].reach for i in chosen]
+    return Draft(tuple(tokens), tuple(parents), (True,) * len(chosen)), [math.exp(nodes[i].reach) for i in chosen]

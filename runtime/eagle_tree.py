@@ -22,7 +22,7 @@ from spec_edge.runtime.eagle_rows import Level, Rows
 from spec_edge.runtime.trees import Ranks
 
 Children = Callable[[Level, int, Sequence[int], int], Sequence[tuple[int, float]]]
-"""(level, row of it, drafted tokens down to that row, how many) -> the likeliest next tokens, with probabilities."""
+"""(level, row of it, drafted tokens down to that row, how many) -> the likeliest next tokens and log-probabilities."""
 
 
 @dataclass
@@ -39,10 +39,10 @@ class _Tree:
     def grow(self, parent: int, level: Level, row: int, ranks: Sequence[int]) -> list[int]:
         """Children of these ranks below a node, which `row` of `level` is of; where those that there are lie now."""
         found = self.children(level, row, path_to(self.nodes, parent), max(ranks) + 1)
-        reach = 1.0 if parent == ROOT else self.nodes[parent].reach
+        reach = 0.0 if parent == ROOT else self.nodes[parent].reach
         start = len(self.nodes)
         below = [found[rank] for rank in ranks if rank < len(found)]
-        self.nodes += [Node(token, parent, reach * p) for token, p in below]
+        self.nodes += [Node(token, parent, reach + score) for token, score in below]
         self.parts += [(level, row)] * len(below)
         return list(range(start, len(self.nodes)))
 

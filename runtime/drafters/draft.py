@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from spec_edge.models.contract import BadUsage, SpecError
 from spec_edge.runtime.draft import EMPTY, ROOT, UNREAD, Context, Draft, Output, Verdict
 from spec_edge.runtime.draft_model import DraftModel, Logits
-from spec_edge.runtime.drafted import DrawnLaws, Node, as_draft, best_nodes, drawn_chain, greedy_chain, path_to
+from spec_edge.runtime.drafted import DrawnLaws, Node, as_draft, best_nodes, drawn_chain, greedy_chain, log, path_to
 from spec_edge.runtime.drafters.options import DrafterOptions
 from spec_edge.runtime.law import Law, likeliest
 from spec_edge.runtime.processors import Past
@@ -112,7 +112,7 @@ class DraftDrafter:
         wanted, at_once = (self._options.tree, most) if self._options.tree else ((BRANCHES,) * depth, BRANCHES)
         room = min(self._model.session.max_width - 1, self._model.session.capacity - len(self._model.text))
         text = Past(self._model.text.copy(), self._prompt)
-        nodes = [Node(t, ROOT, p) for t, p in self._top(logits, text, wanted[0])]
+        nodes = [Node(t, ROOT, log(p)) for t, p in self._top(logits, text, wanted[0])]
         spread: list[int] = []
         for branches in wanted[1:depth]:
             frontier = [i for i in best_nodes(nodes, most) if i not in spread][:at_once]
@@ -123,7 +123,7 @@ class DraftDrafter:
             rows = self._model.grown(pending, as_draft(nodes, spread)[0])[-len(frontier) :]
             for logits, i in zip(rows, frontier, strict=True):
                 after = self._top(logits, text + path_to(nodes, i), branches)
-                nodes += [Node(t, i, p * nodes[i].reach) for t, p in after]
+                nodes += [Node(t, i, log(p) + nodes[i].reach) for t, p in after]
         return as_draft(nodes, sorted(best_nodes(nodes, most)))
 
     def _top(self, logits: Logits, past: Past, count: int) -> list[tuple[int, float]]:

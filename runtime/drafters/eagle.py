@@ -125,7 +125,7 @@ class Eagle:
 
         def best(level: Level) -> tuple[int, float]:
             found = self._children(level, 0, chain.tokens, 1)
-            return found[0] if found else NOTHING
+            return (found[0][0], math.exp(found[0][1])) if found else NOTHING
 
         nodes = greedy_chain(level, chain.extend, best, most, self._least)
         return as_draft(nodes, range(len(nodes)))
@@ -151,18 +151,18 @@ class Eagle:
             depth = o.draft_tokens or max(d for width, d in DEPTHS.items() if width <= max(total + 1, NARROW))
             nodes, chosen = dynamic(rows, level, self._children, depth, min(BRANCHES, total), total)
         if o.confidence is not None:  # a row is never likelier than the one above it
-            chosen = [i for i in chosen if nodes[i].reach >= o.confidence]
+            chosen = [i for i in chosen if math.exp(nodes[i].reach) >= o.confidence]
         return as_draft(nodes, chosen)
 
     def _children(self, level: Level, row: int, path: Sequence[int], count: int) -> list[tuple[int, float]]:
-        """The likeliest tokens after a row, best first, with their probabilities; none that is impossible."""
+        """The likeliest tokens after a row, best first, with their log-probabilities; none that is impossible."""
         if self._ranking.changes and (logits := self._model.logits(level, row)) is not None:
-            return likeliest(self._ranking.law(logits, self._past(path)), count)
+            return [(t, math.log(p)) for t, p in likeliest(self._ranking.law(logits, self._past(path)), count)]
         scores = level.logprobs[row, :count].tolist()
         if not math.isfinite(scores[0]):
             raise FloatingPointError(f"a log-probability is {scores[0]}")
-        pairs = zip(level.ids[row, :count].tolist(), map(math.exp, scores), strict=True)
-        return [(token, p) for token, p in pairs if token < self._model.tokens and p > 0]
+        pairs = zip(level.ids[row, :count].tolist(), scores, strict=True)
+        return [(token, score) for token, score in pairs if token < self._model.tokens and score > -math.inf]
 
     def _past(self, path: Sequence[int]) -> Past:
         """What stands before a row; only penalties and bad words ask for it."""
