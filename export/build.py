@@ -24,7 +24,7 @@ from spec_edge.export.verification import LIMITS, check_static, measured, provis
 from spec_edge.models.checkpoint import Checkpoint, ModelConfig
 from spec_edge.models.contract import MANIFEST, BadUsage, DraftFact, Manifest, Parity, Quality, SpecError
 from spec_edge.models.fetch import resolve
-from spec_edge.models.open import open_checkpoint
+from spec_edge.models.open import open_checkpoint, open_config
 from spec_edge.models.schemes.scheme import scheme
 from spec_edge.runtime import manifest as schema
 from spec_edge.runtime.bundle import open_bundle
@@ -46,10 +46,10 @@ def build_bundle(options: BuildOptions, progress: Stages) -> Summary:
     """Export the model, and its draft model if one is asked for; bundles appear only when every check has passed."""
     if options.draft is None:
         with staged(options.output, options.replace) as work:
-            return _build(options, _open(options.model, progress), work, progress)
+            return _build(options, _open(options, options.model, progress), work, progress)
     folders = (options.output, draft_folder(options.output))
     with staged_together(folders, options.replace) as (work, beside):
-        target, draft = (_open(model, progress) for model in (options.model, options.draft))
+        target, draft = (_open(options, model, progress) for model in (options.model, options.draft))
         check_vocabulary(target, draft)
         summary = _build(_for_draft(options, draft), draft, beside, progress)
         drafting = schema.read((beside / MANIFEST).read_bytes())
@@ -96,8 +96,10 @@ def _checked(
     return _summary(options, chosen, candidate, law, time.perf_counter() - began), candidate.manifest
 
 
-def _open(model: str, progress: Stages) -> Checkpoint:
+def _open(options: BuildOptions, model: str, progress: Stages) -> Checkpoint:
     path = resolve(model, _late(progress, f"fetching {model}"))
+    if options.context is not None and model == options.model:
+        context_of(options, open_config(path)[1])  # the weights would be read for nothing
     return open_checkpoint(path, _late(progress, f"reading {path.name}"))
 
 

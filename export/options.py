@@ -8,6 +8,7 @@ from pathlib import Path
 
 from spec_edge.export.memory import Memory
 from spec_edge.models.contract import BadUsage, Parity, Quality
+from spec_edge.models.fetch import check_name
 from spec_edge.targets.target import PRECISIONS, Target, target
 
 AUTO = "auto"
@@ -77,11 +78,15 @@ def build_options(
     draft: str | None = None,
     drafters: Mapping[str, Path] | None = None,
 ) -> BuildOptions:
-    """BadUsage for an unknown precision or target, or widths that are not whole numbers."""
+    """BadUsage for an unknown precision or target, widths that are not whole numbers, or a model that is not there."""
     if precision not in (AUTO, *PRECISIONS):
         raise BadUsage(f"unknown precision '{precision}'. Known: {AUTO}, {', '.join(PRECISIONS)}")
     profile = target(target_name)
     chosen = profile.widths if widths is None else parse_widths(widths)
+    for name in [model] if draft is None else [model, draft]:
+        check_name(name)
+    if missing := [path for path in (drafters or {}).values() if not path.exists()]:
+        raise BadUsage(f"there is no file or folder '{missing[0]}' with a drafter's weights")
     return BuildOptions(model, output, precision, context, chosen, profile, replace, draft, drafters or {})
 
 

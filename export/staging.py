@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from spec_edge.models.contract import MANIFEST, SpecError
+from spec_edge.models.contract import MANIFEST, BadUsage, SpecError
 from spec_edge.runtime.termination import termination_as_interrupt
 
 _STALE_S = 6 * 3600
@@ -35,6 +35,7 @@ def staged_together(outputs: Sequence[Path], replace: bool) -> Iterator[tuple[Pa
     # resolve() would follow a symlink that is to be replaced
     finals = [Path(os.path.abspath(output)) for output in outputs]  # noqa: PTH100
     for final in finals:
+        _check_place(final)
         _check(final, replace)
     works = tuple(final.with_name(f".{final.name}.partial-{os.getpid()}") for final in finals)
     try:
@@ -65,6 +66,15 @@ def writing(output: Path) -> Iterator[None]:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         fix = "free some space" if full else "choose another folder with -o"
         raise SpecError(f"cannot write {output}: {error.strerror or error}; {fix}") from error
+
+
+def _check_place(output: Path) -> None:
+    """BadUsage for what an empty or mistaken -o names: no folder that can appear, or be replaced, as a whole."""
+    here = Path.cwd()
+    if output in (here, *here.parents):
+        raise BadUsage(f"-o names {output}, which is or holds the folder you are in; name a new folder with -o")
+    if output.name.startswith("-"):
+        raise BadUsage(f"-o names '{output.name}', which looks like an option; name a folder with -o")
 
 
 def _check(output: Path, replace: bool) -> None:

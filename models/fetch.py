@@ -168,6 +168,15 @@ def _unknown(model: str) -> BadUsage:
     return BadUsage(f"'{model}' is no file, no folder, no known model ({names}) and no hub id (owner/name).{hint}")
 
 
+def check_name(model: str) -> None:
+    """BadUsage where nothing is called `model`, or a folder without a config.json is. Nothing is read or fetched."""
+    path = Path(model)
+    if model and path.is_dir() and not (path / "config.json").is_file():
+        raise BadUsage(f"'{model}' is not a model folder: it has no config.json")
+    if not (model and path.exists()) and model not in ALIASES and not _HUB_ID.fullmatch(model):
+        raise _unknown(model)
+
+
 def _repository(model: str) -> Path:
     try:
         return hub_folder(model)

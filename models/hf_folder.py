@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from spec_edge.models.blockwise import BlockTensor
 from spec_edge.models.checkpoint import Checkpoint, ModelConfig
-from spec_edge.models.contract import Source, SpecError
+from spec_edge.models.contract import BadUsage, Source, SpecError
 from spec_edge.models.family import check_tensors, family, tensor_shapes
 from spec_edge.models.hashing import Progress, sha256
 from spec_edge.models.hf_text import read_json, text_files
@@ -137,7 +137,7 @@ def open_folder(path: Path, progress: Progress | None = None) -> Checkpoint:
     """
     folder = path.resolve()
     if not (folder / "config.json").is_file():
-        raise SpecError(f"{path} is not a model folder: it has no config.json")
+        raise BadUsage(f"{path} is not a model folder: it has no config.json")
     config = folder_config(folder)
     weights = _weights(folder, config)
     text = text_files(folder, config.vocab_size)

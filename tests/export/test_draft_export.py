@@ -106,8 +106,8 @@ def test_two_bundles(pair: tuple[Path, Path], tmp_path: Path) -> None:
     assert target.manifest.draft.sha256 == digest == draft.digest
     with load(output, threads=1) as llm:
         plain, drafted = (
-            llm.generate("hello", chat=False, max_new_tokens=150, method=m, draft_confidence=0.0)
-            for m in ("plain", "draft")
+            llm.generate("hello", chat=False, max_new_tokens=150, method=m, draft_confidence=least)
+            for m, least in (("plain", None), ("draft", 0.0))
         )
     assert plain.tokens == drafted.tokens
     assert drafted.stats.drafted > 0
