@@ -90,7 +90,7 @@ def checked(paths: Sequence[Ranks], what: str) -> tuple[Ranks, ...]:
         if len(path) > 1 and path[:-1] not in known:
             raise BadUsage(f"{what} has the path {list(path)} but not its beginning {list(path[:-1])}")
     place = {path: i for i, path in enumerate(paths)}
-    return tuple(sorted(paths, key=lambda p: max((place[p[: n + 1]], n) for n in range(len(p)))))
+    return tuple(sorted(paths, key=lambda p: (max(place[p[: n + 1]] for n in range(len(p))), len(p))))
 
 
 def by_levels(branches: Sequence[int]) -> tuple[Ranks, ...]:
