@@ -7,13 +7,13 @@ internals and no more memory or time than the limits below.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jinja2
 
 from spec_edge.models.contract import BadUsage, SpecError
+from spec_edge.runtime.deadline import in_time
 from spec_edge.runtime.sandbox import Refused, cap_size, environment
 
 SOURCE_LIMIT = 256 << 10
@@ -97,23 +97,14 @@ def _bounded(pieces: Iterator[str]) -> str:
 
 
 def _in_time(render: Callable[[], str]) -> str:
-    """The result of a thread that is given up when it takes too long: a loop cannot be stopped from within."""
-    result: list[str | BaseException] = []
-
-    def work() -> None:
-        try:
-            result.append(render())
-        except BaseException as error:
-            result.append(error)
-
-    thread = threading.Thread(target=work, name="chat-template", daemon=True)
-    thread.start()
-    thread.join(SECONDS)
-    if not result:
-        raise SpecError(f"the chat template ran for more than {SECONDS:g} s; {_FIX}")
-    if isinstance(result[0], BaseException):
-        raise _failure(result[0]) from None
-    return result[0]
+    try:
+        return in_time(render, SECONDS)
+    except KeyboardInterrupt:
+        raise
+    except TimeoutError:
+        raise SpecError(f"the chat template ran for more than {SECONDS:g} s; {_FIX}") from None
+    except BaseException as error:
+        raise _failure(error) from None
 
 
 def _failure(error: BaseException) -> SpecError:

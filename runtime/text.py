@@ -15,9 +15,14 @@ from tokenizers import Tokenizer
 from spec_edge.models.contract import BadUsage, FileFact, SpecError
 from spec_edge.runtime.bundle import Bundle
 from spec_edge.runtime.chat import Message, Template, check_messages
+from spec_edge.runtime.deadline import in_time
 from spec_edge.runtime.guard import Guard, Special
 
 TOKENIZER_LIMIT = 64 << 20
+SECONDS = 10.0
+"""How long the encoding of a text may take."""
+
+_FIX = "export the model again with its own tokenizer"
 CHARACTERS_PER_TOKEN = 16
 """A prompt with more characters than this for every token of the context is refused before it is encoded."""
 
@@ -34,7 +39,7 @@ class Text:
         if self._tokenizer.get_vocab_size() > facts.tokens:
             raise SpecError(
                 f"{facts.tokenizer.file} has {self._tokenizer.get_vocab_size()} tokens and the model {facts.tokens}; "
-                "export the model again with its own tokenizer"
+                f"{_FIX}"
             )
         self.template = Template(source) if source is not None else None
         specials = _specials(self._tokenizer, {*facts.eos_ids, facts.bos_id}, source or "")
@@ -74,7 +79,12 @@ class Text:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, special tokens left out."""
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+        try:
+            return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            raise _failure(error) from None
 
     def _named_tokens(self) -> dict[str, str]:
         """What templates know by name. The first end-of-sequence id is the tokenizer's own."""
@@ -148,5 +158,18 @@ def _without_prefix(tree: Any) -> Any:
 
 
 def _encode(tokenizer: Any, text: str) -> list[int]:
-    ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+    """In time: the patterns of a tokenizer.json are data, and a bad one backtracks for hours."""
+    try:
+        ids: list[int] = in_time(lambda: tokenizer.encode(text, add_special_tokens=False).ids, SECONDS)
+    except KeyboardInterrupt:
+        raise
+    except TimeoutError:
+        raise SpecError(f"the tokenizer took more than {SECONDS:g} s; give a shorter prompt, or {_FIX}") from None
+    except BaseException as error:
+        raise _failure(error) from None
     return ids
+
+
+def _failure(error: BaseException) -> SpecError:
+    """The library panics, with an exception that is no `Exception`, where one of its patterns fails."""
+    return SpecError(f"the tokenizer failed ({' '.join(str(error).split())[:200]}); {_FIX}")

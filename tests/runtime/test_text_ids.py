@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,11 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from spec_edge.models.contract import BadUsage, SpecError
+from spec_edge.runtime import text as texts
 from spec_edge.runtime.bundle import Bundle, open_bundle
 from spec_edge.runtime.guard import Guard, Special
 from spec_edge.runtime.text import Text
@@ -248,6 +250,32 @@ def test_tokenizers_that_are_none(tiny: Path, tmp_path: Path) -> None:
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(SpecError, match=r"has 271 tokens and the model 266"):
         Text(Bundle(tmp_path, manifest, "0"))
+
+
+def test_a_pattern_that_backtracks_forever(make: Callable[..., Any]) -> None:
+    """It comes with the tokenizer.json, so a bundle chooses it. The library gives up by a panic."""
+    tokenizer = byte_level()
+    pattern = pre_tokenizers.Split(Regex(r"(a|aa)+$b"), "isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pattern, tokenizer.pre_tokenizer])
+    text, _ = make(tokenizer, CHATML)
+    assert text.encode("hello")
+    for call in (lambda: text.encode("a" * 99), lambda: text.encode_chat([{"role": "user", "content": "a" * 99}])):
+        with pytest.raises(SpecError, match=r"^the tokenizer failed \(.*retry-limit.*\); export the model again"):
+            call()
+
+
+def test_an_encoding_that_does_not_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = threading.Event()
+
+    class Endless:
+        def encode(self, text: str, **_: object) -> None:
+            del text
+            ended.wait(60)
+
+    monkeypatch.setattr(texts, "SECONDS", 0.01)
+    with pytest.raises(SpecError, match=r"the tokenizer took more than 0\.01 s; give a shorter prompt"):
+        texts._encode(Endless(), "hello")
+    ended.set()
 
 
 def test_the_longest_special_token_wins() -> None:
