@@ -104,9 +104,7 @@ def _check_drafter(drafter: DrafterFact, where: str, manifest: Manifest) -> None
     _one_of(drafter.name, KINDS[drafter.kind][:1], f"{where}.name")
     _one_of(drafter.reads, READS, f"{where}.reads")
     if (drafter.kind == "medusa") != (drafter.cache is None):
-        fail(
-            f"{where}.cache", f"{'is not kept' if drafter.cache else 'is missing'} by a drafter of kind {drafter.kind}"
-        )
+        fail(f"{where}.cache", f"{'is given' if drafter.cache else 'is missing'} for kind {drafter.kind}")
     if drafter.reads == "taps" and not manifest.model.taps:
         fail(f"{where}.reads", "taps, which the target's graphs do not give")
     if not 1 <= drafter.heads <= HEAD_LIMIT:

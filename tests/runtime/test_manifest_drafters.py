@@ -1,0 +1,117 @@
+"""Drafters in bundle.json: what does not fit is refused in one line."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spec_edge.models.contract import (
+    CacheFacts,
+    DrafterFact,
+    FileFact,
+    GraphSpec,
+    Manifest,
+    RopeFacts,
+    Source,
+    SpecError,
+    TensorSpec,
+)
+from spec_edge.runtime import manifest as schema
+from spec_edge.runtime.manifest_values import check_vocabulary
+
+SOURCE = Source("safetensors", "heads", 9, "0" * 64)
+CACHE = CacheFacts(1, 2, 16, RopeFacts((1.0,) * 8, 1.0), 128)
+MEDUSA = DrafterFact("medusa", "medusa", "hidden", 8, SOURCE, heads=3)
+EAGLE = DrafterFact("eagle", "eagle3", "taps", 8, SOURCE, cache=CACHE)
+
+
+def graph(network: str, role: str) -> GraphSpec:
+    hidden = (TensorSpec("hidden", "float32", (1, 1, 8)),)
+    file = FileFact(f"{network}-{role}.onnx", 1, "1" * 64)
+    return GraphSpec(f"{network}-{role}", network, role, "fused", 1, None, hidden, hidden, file)
+
+
+@pytest.fixture
+def good(tiny: Path) -> Manifest:
+    """The tiny bundle's manifest with a Medusa and an EAGLE drafter."""
+    manifest = schema.read((tiny / "bundle.json").read_bytes())
+    graphs = (*manifest.graphs, graph("medusa", "heads"), graph("eagle", "step"), graph("eagle", "fuse"))
+    model = replace(manifest.model, taps=(0, 1))
+    return replace(manifest, model=model, graphs=graphs, drafters=(MEDUSA, EAGLE))
+
+
+def test_drafters_survive_the_round_trip(good: Manifest) -> None:
+    named = replace(EAGLE, vocabulary=FileFact("eagle-vocabulary.bin", 8, "2" * 64))
+    known = replace(MEDUSA, accuracy=((0.5, 0.1), (0.3, 0.1), (0.2, 0.05)))
+    manifest = replace(good, drafters=(known, named))
+    assert schema.read(schema.write(manifest)) == manifest
+    assert "eagle-vocabulary.bin" in [f.file for f in schema.files(manifest)]
+
+
+def medusa(**changes: Any) -> Callable[[Manifest], Manifest]:
+    return lambda m: replace(m, drafters=(replace(MEDUSA, **changes), EAGLE))
+
+
+def eagle(**changes: Any) -> Callable[[Manifest], Manifest]:
+    return lambda m: replace(m, drafters=(MEDUSA, replace(EAGLE, **changes)))
+
+
+def with_graph(spec: GraphSpec) -> Callable[[Manifest], Manifest]:
+    return lambda m: replace(m, graphs=(*m.graphs, spec))
+
+
+BAD: list[tuple[Callable[[Manifest], Manifest], str]] = [
+    (medusa(kind="hydra"), "drafters[0].kind 'hydra' is not one of medusa, eagle, eagle3"),
+    (medusa(name="hydra"), "drafters[0].name 'hydra' is not one of medusa"),
+    (medusa(reads="logits"), "drafters[0].reads 'logits' is not one of hidden, taps"),
+    (medusa(cache=CACHE), "drafters[0].cache is given for kind medusa"),
+    (eagle(cache=None), "drafters[1].cache is missing for kind eagle3"),
+    (medusa(heads=0), "drafters[0].heads 0 is not within 1..64"),
+    (medusa(heads=65), "drafters[0].heads 65 is not within 1..64"),
+    (medusa(bytes=10**9), "drafters[0].bytes 1000000000 is more than the weights file's 64"),
+    (medusa(accuracy=((1.5,), (0.1,), (0.1,))), "drafters[0].accuracy holds a rate outside 0..1"),
+    (medusa(accuracy=((0.5,),)), "drafters[0].accuracy has 1 heads, the drafter has 3"),
+    (eagle(cache=replace(CACHE, layers=0)), "drafters[1].cache.layers 0 is not within"),
+    (eagle(cache=replace(CACHE, head_dim=18)), "drafters[1].cache.rope.inv_freq has 8 values for a head_dim of 18"),
+    (eagle(cache=replace(CACHE, scratch=1 << 30)), "drafters[1].cache.scratch"),
+    (eagle(vocabulary=FileFact("v.bin", 10**7, "2" * 64)), "drafters[1].vocabulary has 10000000 bytes"),
+    (eagle(vocabulary=FileFact("a/v.bin", 8, "2" * 64)), "file name 'a/v.bin' is not allowed"),
+    (lambda m: replace(m, drafters=(MEDUSA, MEDUSA)), "drafters two are called 'medusa'"),
+    (lambda m: replace(m, drafters=(EAGLE,)), "network 'medusa' is not one of target, eagle"),
+    (lambda m: replace(m, model=replace(m.model, taps=())), "drafters[1].reads taps, which the target's graphs do not"),
+    (lambda m: replace(m, graphs=m.graphs[:-2]), "drafter eagle has no graph"),
+    (with_graph(graph("medusa", "verify")), "role 'verify' is not one of heads"),
+    (with_graph(graph("eagle", "heads")), "role 'heads' is not one of step, fuse, prefill, catchup, expand"),
+    (with_graph(graph("target", "heads")), "role 'heads' is not one of step, verify, prefill"),
+    (with_graph(graph("hydra", "heads")), "network 'hydra' is not one of target, medusa, eagle"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), BAD, ids=[m for _, m in BAD])
+def test_what_does_not_fit(good: Manifest, change: Callable[[Manifest], Manifest], message: str) -> None:
+    schema.write(good)
+    with pytest.raises(SpecError) as caught:
+        schema.write(change(good))
+    assert message in caught.value.message and "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        ((1, 1), "no list of different"),
+        ((), "no list of different"),
+        ((-1,), "outside 0.."),
+        ((1 << 20,), "outside 0.."),
+    ],
+)
+def test_a_vocabulary_names_the_targets_ids(good: Manifest, ids: tuple[int, ...], message: str) -> None:
+    check_vocabulary(good, EAGLE, struct.pack("<3i", 3, 0, 7))
+    with pytest.raises(SpecError, match=message):
+        check_vocabulary(good, EAGLE, struct.pack(f"<{len(ids)}i", *ids))
+    with pytest.raises(SpecError, match="no list of different"):
+        check_vocabulary(good, EAGLE, b"12345")
