@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 from spec_edge.models.contract import SpecError
@@ -29,6 +30,7 @@ from spec_edge.runtime.divergence import Divergence
 from spec_edge.runtime.resolve import bundle_folder
 
 FORMAT = 1
+SETTLE_S = 0.05
 State = dict[str, Any]
 
 
@@ -49,7 +51,7 @@ def run(settings: Settings, progress: Progress) -> State:
             everybody: list[Contender] = [*ours, *(PeerContender(p, m) for p in peers for m in p.methods)]
             progress.stage("measuring", order.runs_in_all(len(everybody), len(items), settings.repeat))
             judge = None if settings.temperature > 0 else _judge(llm)
-            found = core.report(everybody, items, settings.repeat, judge, progress.tick)
+            found = core.report(everybody, items, settings.repeat, judge, lambda: _settle(progress))
             _tell(states, ours, peers, found.pop("failed"))
             quality = _quality(llm, peers, progress)
             memory = _memory(settings, llm, ours, peers, items[0], threads, progress)
@@ -111,6 +113,12 @@ def _weights(settings: Settings, llm: LLM) -> Weights:
     if bundle is None:
         raise SpecError("draft-weights were given, but this bundle has no draft model; name one with --draft")
     return Weights(target, source(settings.draft_weights, bundle.manifest, "draft-weights"))
+
+
+def _settle(progress: Progress) -> None:
+    """After each run: threads that wait for more work by spinning give up in the meantime."""
+    progress.tick()
+    sleep(SETTLE_S)
 
 
 def _judge(llm: LLM) -> Judge:

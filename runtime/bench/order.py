@@ -16,10 +16,14 @@ T = TypeVar("T")
 Tick = Callable[[], object]
 
 
-def rotated(things: Sequence[T], by: int) -> list[T]:
-    """The same order, begun `by` places further on."""
-    start = by % len(things) if things else 0
-    return [*things[start:], *things[:start]]
+def rotated(things: Sequence[T], turn: int) -> list[T]:
+    """A row of Williams' design: over `len(things)` turns everyone is in every place once, and (over twice as many,
+    where the number is odd) follows everyone else equally often. Who runs next is disturbed by who ran last.
+    Source: Williams 1949."""
+    count = len(things)
+    zigzag = [(place + 1) // 2 if place % 2 else -(place // 2) for place in range(count)]
+    row = [things[(step + turn) % count] for step in zigzag]
+    return row[::-1] if count % 2 and turn // count % 2 else row
 
 
 def measure(

@@ -51,7 +51,8 @@ class Child:
             raise Failed(f"cannot start {python}: {error.strerror or error}") from None
         self._answers: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         assert self._process.stdout is not None
-        threading.Thread(target=_pump, args=(self._process.stdout, self._answers), daemon=True).start()
+        self._reader = threading.Thread(target=_pump, args=(self._process.stdout, self._answers), daemon=True)
+        self._reader.start()
 
     @property
     def pid(self) -> int:
@@ -87,6 +88,9 @@ class Child:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._reader.join(timeout=10)
+        if self._process.stdout is not None and not self._reader.is_alive():
+            self._process.stdout.close()
         if not self._log.closed:
             self._log.close()
 

@@ -39,7 +39,7 @@ class Settings:
 
     @property
     def thread_count(self) -> int:
-        return self.threads or physical_cores()
+        return physical_cores() if self.threads is None else self.threads
 
     def check(self) -> None:
         """BadUsage for what makes no sense."""

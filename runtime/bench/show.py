@@ -17,13 +17,14 @@ from spec_edge.runtime.bench.rows import short
 
 
 class Progress:
-    """One bar at a time. A stage without a count only moves. Silent where standard error is no terminal."""
+    """One bar at a time. A stage without a count only moves. Where standard error is no terminal: a line a stage."""
 
     def __init__(self) -> None:
         console = Console(stderr=True)
         columns = (bars.TextColumn("{task.description}"), bars.BarColumn(), bars.MofNCompleteColumn())
         left = (bars.TimeElapsedColumn(), bars.TextColumn("left"), bars.TimeRemainingColumn())
         self._bar = bars.Progress(*columns, *left, console=console, transient=True, disable=not console.is_terminal)
+        self._plain = None if console.is_terminal else console
         self._task: bars.TaskID | None = None
 
     def __enter__(self) -> Progress:
@@ -35,6 +36,8 @@ class Progress:
 
     def stage(self, what: str, count: int | None) -> None:
         """A new bar of `count` ticks."""
+        if self._plain is not None:
+            self._plain.print(what if count is None else f"{what}: {count}", markup=False, highlight=False)
         if self._task is not None:
             self._bar.remove_task(self._task)
         self._task = self._bar.add_task(what, total=count)
