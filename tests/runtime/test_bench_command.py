@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from click.testing import CliRunner, Result
 from spec_edge.runtime import cli
 
 pytestmark = pytest.mark.usefixtures("own_cache")
+GOLDEN = Path(__file__).parent / "goldens" / "help_bench.txt"
 FAST = ("--limit", "2", "--max-new-tokens", "6", "--repeat", "2", "--threads", "1")
 
 
@@ -128,3 +130,11 @@ def test_bad_calls_get_one_line(
     lines = [line for line in result.stderr.splitlines() if line.startswith("Error: ")]
     assert len(lines) == 1 and "Traceback" not in result.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) in (["README.md"], ["README.md", "cache"])
+
+
+def test_help_is_the_golden_one() -> None:
+    """Write it anew with SPEC_EDGE_GOLDENS=1 and read the diff."""
+    text = CliRunner().invoke(cli.main, ["bench", "--help"], terminal_width=100, prog_name="spec-edge").stdout
+    if os.environ.get("SPEC_EDGE_GOLDENS"):
+        GOLDEN.write_text(text, encoding="utf-8", newline="\n")
+    assert text == GOLDEN.read_text(encoding="utf-8")
