@@ -38,18 +38,18 @@ class EagleModel:
         Where rows are missing in between, the drafter's own text begins with the first feature.
         """
         first = len(prompt) - (0 if features is None else len(features))
+        told = [] if features is None else [features]
         common = _common(self._ids, prompt)
         held = self._base + self.rows.length
-        sure = max(min(held, common - 1), self._base)
-        waiting = _joined(self._waiting)
-        if first <= sure:
-            self.rows.truncate(sure - self._base)
-            self._waiting = [] if features is None else [features[sure - first :]]
-        elif sure == held and first <= min(held + len(waiting), common):
-            self._waiting = [waiting[: first - held], *([] if features is None else [features])]
-        else:
+        sure, waiting = min(held, common - 1), _joined(self._waiting)
+        if sure <= self._base or first > min(held + len(waiting), common) or (first > sure and sure < held):
             self.rows.truncate(0)
-            self._base, self._waiting = first, [] if features is None else [features]
+            self._base, self._waiting = first, told
+        elif first <= sure:
+            self.rows.truncate(sure - self._base)
+            self._waiting = [part[sure - first :] for part in told]
+        else:
+            self._waiting = [waiting[: first - held], *told]
         self._ids, self._level = list(prompt), None
         self._catch_up()
 

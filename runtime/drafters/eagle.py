@@ -34,6 +34,9 @@ READS = ("network", "paths", "tree", "draft_tokens", "draft_confidence")
 NOTHING = (0, -1.0)
 """No token: less likely than any bound."""
 
+NO_LAW = Law(np.zeros(1, np.int64), np.full(1, -1.0))
+"""The same as a law."""
+
 DRAFT_TOKENS = 4
 CONFIDENCE = 0.4
 """A chain ends where its best token is less likely."""
@@ -134,6 +137,8 @@ class Eagle:
         chain = _Chain(self._model.rows, level)
 
         def law(level: Level) -> Law:
+            if not self._sound(level, 0, chain.tokens):
+                return NO_LAW
             logits = self._model.logits(level, 0)
             assert logits is not None
             return self._sampler.law(logits, self._past(chain.tokens))
@@ -156,13 +161,21 @@ class Eagle:
 
     def _children(self, level: Level, row: int, path: Sequence[int], count: int) -> list[tuple[int, float]]:
         """The likeliest tokens after a row, best first, with their log-probabilities; none that is impossible."""
+        if not self._sound(level, row, path):
+            return []
         if self._ranking.changes and (logits := self._model.logits(level, row)) is not None:
             return [(t, math.log(p)) for t, p in likeliest(self._ranking.law(logits, self._past(path)), count)]
         scores = level.logprobs[row, :count].tolist()
-        if not math.isfinite(scores[0]):
-            raise FloatingPointError(f"a log-probability is {scores[0]}")
         pairs = zip(level.ids[row, :count].tolist(), scores, strict=True)
         return [(token, score) for token, score in pairs if token < self._model.tokens and score > -math.inf]
+
+    def _sound(self, level: Level, row: int, path: Sequence[int]) -> bool:
+        """Whether a row's law is one. FloatingPointError right after the text; further down a head may run away from
+        its own features, and is followed no further."""
+        best = float(level.logprobs[row, 0])
+        if not path and not math.isfinite(best):
+            raise FloatingPointError(f"a log-probability is {best}")
+        return math.isfinite(best)
 
     def _past(self, path: Sequence[int]) -> Past:
         """What stands before a row; only penalties and bad words ask for it."""

@@ -322,6 +322,37 @@ def read_of(tiny: Checkpoint, shape: Shape, ids: Sequence[int]) -> np.ndarray:
     return np.concatenate([last if i == tiny.config.layers else seen[layer.format(i)] for i in shape.taps], -1)
 
 
+def fitted(shape: Shape, state: State, tiny: Checkpoint, text: Sequence[int], depth: int, steps: int = 60) -> State:
+    """Weights that predict this text `depth` tokens ahead, on own features from the second token on."""
+    n, ids = len(text) - 1, torch.tensor(text)
+    read, head = torch.from_numpy(read_of(tiny, shape, text))[:n], EagleLab().lent(tiny)
+    state = {k: v * 0.3 if v.ndim == 2 and k.endswith("weight") else v for k, v in state.items()}
+    drafted = torch.full((VOCAB,), -1)
+    drafted[state["ids"]] = torch.arange(len(state["ids"]))
+    optimizer = torch.optim.Adam([p.requires_grad_() for k, p in state.items() if k != "ids"], 1e-2)
+    for _ in range(steps):
+        features, tokens, places = fused(shape, state, read), ids[1:], torch.arange(n).float()
+        seen, row, loss = torch.ones(n, n).tril().bool(), torch.arange(n), torch.zeros(())
+        for k in range(depth):
+            logits, hidden = rows(shape, state, head, tokens, features, places, seen)
+            start, end = len(tokens) - len(row), len(tokens)
+            known = row + 2 + k < len(ids)
+            goal = drafted[ids[row[known] + 2 + k]]
+            loss = loss + torch.nn.functional.cross_entropy(logits[start:end][known], goal)
+            after = torch.arange(len(row))[known]
+            features = torch.cat([features, hidden[start:end][after]])
+            tokens = torch.cat([tokens, ids[row[after] + 2 + k]])
+            places = torch.cat([places, (row[after] + k + 1).float()])
+            seen = torch.nn.functional.pad(seen, (0, len(after)))
+            seen = torch.cat([seen, seen[start:end][after]])
+            seen[torch.arange(end, len(tokens)), torch.arange(end, len(tokens))] = True
+            row = row[after]
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return {k: v.detach() for k, v in state.items()}
+
+
 @dataclass(frozen=True)
 class EagleLab:
     """What the tests of this folder need, in one fixture."""
@@ -343,6 +374,7 @@ class EagleLab:
     make_bundle = staticmethod(make_bundle)
     greedy = staticmethod(greedy)
     read_of = staticmethod(read_of)
+    fitted = staticmethod(fitted)
 
     def tiny(self, **more: Any) -> Checkpoint:
         config = target_config(**more)
