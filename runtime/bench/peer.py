@@ -10,7 +10,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -42,15 +42,20 @@ class Wanted:
         return self.name if len(self.adapter.PRECISIONS) == 1 else f"{self.name}:{self.precision}"
 
 
-@dataclass
+@dataclass(frozen=True)
 class Peer:
-    """An opened peer. version, settings: what it says of itself, settings by method."""
+    """version, settings: what it says of itself, settings by method. running: its child, once it is open."""
 
     wanted: Wanted
-    child: Child
     version: str
     methods: tuple[str, ...]
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    running: Child | None = None
+
+    @property
+    def child(self) -> Child:
+        assert self.running is not None
+        return self.running
 
 
 @dataclass(frozen=True)
@@ -123,15 +128,27 @@ def open_peer(
     if model is None:
         raise Failed("there are no weights")
     say(f"{want.label}: opening")
+    job = {"model": str(model), "draft": draft and str(draft), "threads": threads, "precision": want.precision}
+    try:
+        return _opened(adapter, python, Peer(want, version, methods), job), absent
+    except Failed as error:
+        rest = tuple(m for m in methods if m != DRAFT)
+        if rest == methods:
+            raise
+        absent |= {DRAFT: error.message}
+    say(f"{want.label}: opening without the draft model")
+    return _opened(adapter, python, Peer(want, version, rest), job | {"draft": None}), absent
+
+
+def _opened(adapter: Path, python: str, peer: Peer, job: Mapping[str, Any]) -> Peer:
     child = Child(adapter, python)
     try:
-        job = {"model": str(model), "draft": draft and str(draft), "threads": threads, "precision": want.precision}
-        child.ask("open", WORK_S, methods=methods, **job)
-        settings = {m: child.ask("settings", method=m)["settings"] for m in methods}
+        child.ask("open", WORK_S, methods=peer.methods, **job)
+        settings = {m: child.ask("settings", method=m)["settings"] for m in peer.methods}
     except BaseException:
         child.close()
         raise
-    return Peer(want, child, version, methods, settings), absent
+    return replace(peer, running=child, settings=settings)
 
 
 def _version(adapter: Path, python: str, want: Wanted) -> str:

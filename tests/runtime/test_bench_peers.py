@@ -46,6 +46,8 @@ def convert(source, folder, precision):
 def open_model(model, draft, threads, precision, methods):
     print("a library says hello")
     os.write(1, b"so does a native one\\n")
+    if draft and os.environ.get("FAKE") == "no draft":
+        raise RuntimeError("cannot read this draft")
     return [model, draft, threads, precision, methods]
 
 def generate(state, method, ids, new_tokens):
@@ -121,7 +123,7 @@ def test_silence_is_given_up(adapter: Path) -> None:
 
 def test_tokens_and_arrivals_must_agree(adapter: Path) -> None:
     child = opened(adapter)
-    one = peer.PeerContender(peer.Peer(wanted(adapter), child, "1.0", ("wrong",)), "wrong")
+    one = peer.PeerContender(peer.Peer(wanted(adapter), "1.0", ("wrong",), running=child), "wrong")
     assert one.name == "fake-peer:int4/wrong"
     try:
         with pytest.raises(Failed, match="counted 1 tokens on their way and returned 2"):
@@ -165,6 +167,17 @@ def test_a_conversion_that_fails_leaves_nothing(adapter: Path, tmp_path: Path, m
     with pytest.raises(Failed, match=r"RuntimeError: no memory$"):
         peer.open_peer(wanted(adapter), sys.executable, weights(tmp_path), 1, str)
     assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_a_draft_model_that_it_cannot_open_costs_only_that_method(
+    adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE", "no draft")
+    (tmp_path / "cache").mkdir()
+    target = weights(tmp_path).target
+    found, absent = peer.open_peer(wanted(adapter), sys.executable, Weights(target, target), 1, str)
+    found.child.close()
+    assert found.methods == ("plain",) and absent == {"draft": "RuntimeError: cannot read this draft"}
 
 
 def test_not_installed_is_told_from_broken(adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
