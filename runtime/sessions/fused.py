@@ -80,14 +80,14 @@ class FusedGraph:
         """The run of `size` rows known by `key`; `make` gives inputs and outputs that are not every such graph's."""
         run = self.runs.get(key)
         if run is None:
+            if self._session is None:  # closing forgets every run
+                raise SpecError("this session is closed")
             run = self.runs[key] = self._bind(size, *make())
         return run
 
     def run(self, run: FusedRun, mask: NDArray[np.bool_], kept: int = 0) -> None:
         """mask [rows, kept + rows]: which columns behind the committed ones each row sees; the first `kept` of them
         hold rows of earlier runs. The new rows lie behind those."""
-        if self._session is None:
-            raise SpecError("this session is closed")
         rows, columns = mask.shape
         run.inputs["seqlens_k"][0] = self.cache.length + columns - 1
         self._write_bias(mask, rows, columns)

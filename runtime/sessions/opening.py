@@ -15,6 +15,7 @@ import onnxruntime as ort
 
 from spec_edge.models.contract import BadUsage, GraphSpec, SpecError, TensorSpec
 from spec_edge.runtime.bundle import Bundle
+from spec_edge.runtime.onnx_file import check_graph
 
 CPU = "CPUExecutionProvider"
 SUFFIX = "ExecutionProvider"
@@ -62,10 +63,11 @@ def open_graph(bundle: Bundle, graph: GraphSpec, provider: str, threads: int | N
     if not TELLS_PLACEMENT:  # where the nodes went cannot be shown afterwards, so all of them must go to the provider
         options.add_session_config_entry("session.disable_cpu_ep_fallback", str(int(full != CPU)))
     chain = [full] if full == CPU else [full, CPU]
-    path = str(bundle.path(graph.file))
+    path = bundle.path(graph.file)
+    check_graph(path.read_bytes(), graph.file.file, bundle.manifest.weights)
     session = guarded(
         f"ONNX Runtime cannot open {graph.file.file} on {provider}",
-        lambda: ort.InferenceSession(path, options, providers=chain, enable_fallback=0),
+        lambda: ort.InferenceSession(str(path), options, providers=chain, enable_fallback=0),
     )
     session.disable_fallback()
     _check_signature(graph, session)
