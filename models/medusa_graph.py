@@ -188,7 +188,7 @@ def _states(site: Site, drafter: Heads, own: StoredHeads) -> list[str]:
     rows: list[str] = []
     for at, layer in enumerate(own.layers):
         path = f"/layers.{at}"
-        if len(layer.matrices) == 1:
+        if at == 0 and len(layer.matrices) == 1:
             y = _biased(site, matmul(site, layer.matrices[0], x, path), layer.biases[0], path)
             y = graph.op("Reshape", (y, site.ints(n, -1)), f"{path}/heads/Reshape")
             rows = [_activated(site, drafter, y, x, path)]

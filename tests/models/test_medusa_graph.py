@@ -64,17 +64,17 @@ def numpy(state: dict[str, torch.Tensor]) -> Tensors:
     return {name: value.detach().numpy().copy() for name, value in state.items()}
 
 
-def own_heads(layers: int, shared: bool = False, prefix: str = "", extra: bool = False) -> Case:
+def own_heads(layers: int, shared: bool = False, prefix: str = "", extra: bool = False, count: int = 3) -> Case:
     """A and C: blocks, then an output matrix. shared: the blocks of a head are one module, as upstream makes them."""
     heads = torch.nn.ModuleList()
-    for _ in range(3):
+    for _ in range(count):
         blocks = [Residual()] * layers if shared else [Residual() for _ in range(layers)]
         heads.append(torch.nn.Sequential(*blocks, torch.nn.Linear(H, V, bias=False)))
     tensors = {f"{prefix}{name}": value for name, value in numpy(heads.state_dict()).items()}
     if extra:
         tensors["model.layers.0.mlp.gate_proj.weight"] = np.zeros((2, 2), np.float32)
     config = {"medusa_num_heads": 2, "medusa_num_layers": layers}  # uploaded configurations state too few heads
-    return Case(tensors, config, lambda x, _: torch.stack([head(x) for head in heads]))
+    return Case(tensors, config, lambda x, _: torch.stack([head(x) for head in heads]), count)
 
 
 def borrowing(layers: int, deduplicated: bool = False) -> Case:
@@ -138,6 +138,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "A": lambda: own_heads(1),
     "A-two-layers": lambda: own_heads(2),
     "A-one-module-twice": lambda: own_heads(2, shared=True),
+    "A-one-head": lambda: own_heads(2, count=1),
     "B": lambda: borrowing(1),
     "B-two-layers": lambda: borrowing(2),
     "B-deduplicated": lambda: borrowing(2, deduplicated=True),
