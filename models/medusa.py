@@ -30,6 +30,7 @@ from spec_edge.models.drafter import (
 from spec_edge.models.medusa_graph import NAME, Heads, graphs, reduced, store_heads
 from spec_edge.models.medusa_heads import Layout, claims, layout, number, planned
 from spec_edge.models.planned import planned_tensors
+from spec_edge.models.safetensors_file import check_kind
 from spec_edge.models.stored import Writer
 
 F32 = NDArray[np.float32]
@@ -89,6 +90,8 @@ def _open(files: DrafterFiles, target: ModelConfig) -> Medusa:
     _sizes_of_config(files, target)
     shapes = files.shapes or planned(files.config, target.hidden_size, target.vocab_size)
     heads = layout(files, shapes)
+    for name in sorted(heads.names & files.tensors.keys() - {heads.token_map}):
+        check_kind(files.tensors[name], name)
     hidden, inner = target.hidden_size, next(iter(shapes[heads.heads[0].blocks[0].weight]), 0)
     for head in heads.heads:
         for at, block in enumerate(head.blocks):

@@ -357,6 +357,7 @@ BAD: list[tuple[str, Callable[[], Case], str]] = [
     ("no map", lambda: changed(vllm(kept="reduced"), token_map=None), "truncated_vocab_size = 40 of 256"),
     ("twice", lambda: changed(vllm(kept="reduced"), token_map=np.zeros(KEPT, np.int64)), "names a token twice"),
     ("floats", lambda: changed(vllm(kept="reduced"), token_map=np.zeros(KEPT, np.float32)), "table of type F32"),
+    ("doubles", lambda: changed(borrowing(1), **{"0__0__linear__weight": Z.astype(np.float64)}), "is of type F64"),
     ("scale", lambda: replace(vllm(), config=vllm().config | {"logit_scale": 2.0}), "'logit_scale' = 2.0"),
     ("layers", lambda: replace(borrowing(1), config={"medusa_num_layers": "two"}), "'medusa_num_layers' must be"),
 ]
