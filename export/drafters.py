@@ -36,6 +36,8 @@ from spec_edge.runtime.sessions.opening import open_graph
 
 EXACT = 1e-3
 """Largest share by which an fp32 graph may differ from numpy."""
+ACCURACY = "medusa_head_accuracy"
+"""Key of a drafter's config.json: for each head, how often the target's token is its best, its second best ..."""
 ROUNDED = 0.1
 """The same for other precisions, whose matmuls round activations too: past it something is wrong, not inexact."""
 
@@ -111,10 +113,27 @@ def _place(attached: Attached, out: Writer, room: Room, target: Weights, folder:
         bytes=out.store.fact().bytes - before,
         source=attached.files.source or Source("none", attached.files.name, 0, ""),
         heads=drafter.heads,
+        accuracy=accuracy(attached.files, drafter.heads),
         cache=drafter.cache,
         vocabulary=vocabulary,
     )
     return Placed(attached, fact, make)
+
+
+def accuracy(files: DrafterFiles, heads: int) -> tuple[tuple[float, ...], ...]:
+    """[head][rank], as measured by whoever trained the heads (config.json); () where nobody did."""
+    found = files.config.get(ACCURACY)
+    if found is None:
+        return ()
+    rows = found if isinstance(found, list) else []
+    rates = [rate for row in rows if isinstance(row, list) for rate in row]
+    if len(rows) != heads or not all(isinstance(row, list) and row for row in rows):
+        raise SpecError(
+            f"{files.name}: config.json: '{ACCURACY}' must be a list of rates for each of the {heads} heads"
+        )
+    if not all(type(rate) in (int, float) and 0 <= rate <= 1 for rate in rates):
+        raise SpecError(f"{files.name}: config.json: '{ACCURACY}' must hold rates between 0 and 1")
+    return tuple(tuple(float(rate) for rate in row) for row in rows)
 
 
 def write_graphs(placed: Sequence[Placed], stored: Stored, room: Room, folder: Path) -> tuple[GraphSpec, ...]:

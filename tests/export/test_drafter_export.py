@@ -124,6 +124,23 @@ def test_two_drafters_of_different_layers_are_refused() -> None:
         drafters.taps([Reading(1, 2), Reading(3)])  # type: ignore[list-item]
 
 
+def test_measured_accuracies_shape_the_default_tree(bench: Any, tiny_target: Path, tmp_path: Path) -> None:
+    rates = [[0.5, 0.4, 0.3], [0.0, 0, 0], [0.0, 0, 0]]
+    config = {"medusa_head_accuracy": rates}
+    folder = bench.drafter(tmp_path / "m", bench.medusa_tensors(), config, "medusa_lm_head.safetensors")
+    made = open_bundle(bench.bundle(tiny_target, tmp_path / "out", "--medusa", folder))
+    assert made.manifest.drafters[0].accuracy == ((0.5, 0.4, 0.3), (0.0, 0.0, 0.0), (0.0, 0.0, 0.0))
+    with load(made.folder, threads=1) as llm:
+        answer = llm.generate("hello", chat=False, max_new_tokens=30, method="medusa", width=4)
+    assert answer.stats.drafted_by_position == (answer.stats.steps - 1,), "three first tokens, no second ones"
+
+
+@pytest.mark.parametrize("rates", [0.5, [[0.5]], [[0.5], [], [0.1]], [[0.5], ["a"], [0.1]], [[2.0], [0.5], [0.1]]])
+def test_accuracies_that_are_none(rates: Any) -> None:
+    with pytest.raises(SpecError, match="medusa_head_accuracy"):
+        drafters.accuracy(drafters.DrafterFiles("m", {"medusa_head_accuracy": rates}, {}), 3)
+
+
 # Files
 
 
