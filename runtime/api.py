@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -99,15 +100,19 @@ def _stream(llm: LLM, prompt: Prompt, options: Options) -> Stream:
 
 
 def _generate(llm: LLM, prompt: Prompt, options: Options) -> Generation:
-    """The whole answer to a prompt or to messages."""
-    stream = llm.start(prompt, options)
-    for _ in stream:
-        pass
-    return stream.result
+    """The whole answer to a prompt or to messages. Calls from several threads wait for each other."""
+    with llm.turn:
+        stream = llm.start(prompt, options)
+        for _ in stream:
+            pass
+        return stream.result
 
 
 class LLM:
-    """A loaded bundle, with its draft model if it has one. A context manager; `close` frees the weights."""
+    """A loaded bundle, with its draft model if it has one. A context manager; `close` frees the weights.
+
+    turn  whoever holds it has the session: a step of a stream, or the whole of `generate`
+    """
 
     def __init__(
         self,
@@ -125,6 +130,7 @@ class LLM:
         self._costs: CostCurve | None = None
         self._pools: dict[tuple[str | int | float | None, ...], Pool | None] = {}
         self._current: Stream | None = None
+        self.turn = threading.RLock()
 
     generate = by_keyword(Options, _generate)
     stream = by_keyword(Options, _stream)
@@ -134,10 +140,11 @@ class LLM:
         request.check(options)
         text = TextStream(self.text.decode, request.stops(options))
         ids = self._encode(prompt, options.chat)
-        pool = self._pool(options)
-        engine = self.engine(options, pool)
-        self._current = Stream(self._owner(pool), engine, ids, text)
-        return self._current
+        with self.turn:
+            pool = self._pool(options)
+            engine = self.engine(options, pool)
+            self._current = Stream(self._owner(pool), engine, ids, text)
+            return self._current
 
     def engine(self, options: Options, pool: Pool | None = None) -> Engine:
         """The loop under a generation, for a caller that counts in tokens and steps. It ends any other generation."""
@@ -150,10 +157,11 @@ class LLM:
         return Engine(self.session, drafter, sampling, limits, request.paced(options, modules, cost))
 
     def close(self) -> None:
-        self._current = None
-        self.session.close()
-        self.companion.close()
-        self._networks.close()
+        with self.turn:
+            self._current = None
+            self.session.close()
+            self.companion.close()
+            self._networks.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -178,9 +186,11 @@ class LLM:
                 pool.save()
 
         model = self.bundle.manifest.model.name
-        return Owner(
-            self.provider, model, lambda stream: self._current is stream, keep, lambda: pool.note if pool else None
-        )
+
+        def note() -> str | None:
+            return pool.note if pool else None
+
+        return Owner(self.provider, model, self.turn, lambda stream: self._current is stream, keep, note)
 
     def _encode(self, prompt: Prompt, chat: bool) -> list[int]:
         request.refuse_empty(prompt, chat)
@@ -219,14 +229,15 @@ class LLM:
 
     def costs(self) -> CostCurve:
         """t(width) here: measured the first time this bundle runs with this provider and thread count."""
-        if self._costs is None:
-            key = cost_key(self.bundle.digest, self.provider, self._threads, onnxruntime.__version__)
-            self._costs = load_costs(key)
+        with self.turn:
             if self._costs is None:
-                self._current = None
-                self.session.truncate(0)
-                self.session.prefill([0] * min(COST_PAST, self.session.capacity // 2))
-                self._costs = measure(self.session, COST_WIDTHS)
-                self.session.truncate(0)
-                save_costs(key, self._costs)
-        return self._costs
+                key = cost_key(self.bundle.digest, self.provider, self._threads, onnxruntime.__version__)
+                self._costs = load_costs(key)
+                if self._costs is None:
+                    self._current = None
+                    self.session.truncate(0)
+                    self.session.prefill([0] * min(COST_PAST, self.session.capacity // 2))
+                    self._costs = measure(self.session, COST_WIDTHS)
+                    self.session.truncate(0)
+                    save_costs(key, self._costs)
+            return self._costs

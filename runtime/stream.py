@@ -6,6 +6,7 @@ Enters: an engine and the prompt's ids. Leaves: text as it becomes final, and a 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +43,7 @@ class Generation:
 class Owner:
     """What a stream knows of its model.
 
+    turn     held while a step is taken: whoever else wants the model waits for its end
     current  whether the stream is still the model's generation
     keep     takes the tokens of a text that has ended
     note     one line that the user should read, or None: asked at the end, when the text has been kept
@@ -49,6 +51,7 @@ class Owner:
 
     provider: str
     model: str
+    turn: AbstractContextManager[object]
     current: Callable[[Stream], bool]
     keep: Callable[[Sequence[int]], None]
     note: Callable[[], str | None]
@@ -92,15 +95,18 @@ class Stream:
             if piece:
                 self._text.append(piece)
                 yield piece
-        self._owner.keep(self._engine.tokens)
+        with self._owner.turn:
+            self._owner.keep(self._engine.tokens)
 
     def _raw(self) -> Iterator[str]:
         """A stop string ends it at once, also one that only the last character completes."""
         chunk: list[int] | None = []
         while chunk is not None and not self._stream.stopped:
-            if not self._owner.current(self):
-                raise SpecError("this generation is over: its model was closed or has begun another one")
-            chunk = next(self._chunks, None)
-            yield self._stream.flush() if chunk is None else self._stream.push(chunk)
-        if self._stream.stopped:
-            self._engine.stop(self._stream.tokens)
+            with self._owner.turn:
+                if not self._owner.current(self):
+                    raise SpecError("this generation is over: its model was closed or has begun another one")
+                chunk = next(self._chunks, None)
+                piece = self._stream.flush() if chunk is None else self._stream.push(chunk)
+                if self._stream.stopped:
+                    self._engine.stop(self._stream.tokens)
+            yield piece

@@ -6,6 +6,7 @@ import itertools
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from spec_edge.models.contract import BadUsage, SpecError
 from spec_edge.runtime import LLM, load
 from spec_edge.runtime.api import INTERRUPTED
 from spec_edge.runtime.costs import costs_folder
+from spec_edge.runtime.stops import TextStream
+from spec_edge.runtime.stream import Owner, Stream
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 SAY = [{"role": "user", "content": "hello hello hello"}]
@@ -93,6 +96,44 @@ def test_an_unfinished_stream(llm: LLM) -> None:
     with pytest.raises(SpecError, match="this generation is over"):
         next(stream)
     assert again.text.startswith(first[:1])
+
+
+def test_threads_wait_for_each_other(llm: LLM) -> None:
+    prompts = [f"hello {i}" for i in range(4)]
+    alone = [llm.generate(prompt, max_new_tokens=15, method="prompt-lookup").tokens for prompt in prompts]
+    together: dict[int, tuple[int, ...]] = {}
+
+    def work(i: int) -> None:
+        together[i] = llm.generate(prompts[i], max_new_tokens=15, method="prompt-lookup").tokens
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(prompts))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert [together[i] for i in range(len(prompts))] == alone
+
+
+def test_a_stop_is_settled_before_the_last_piece_is_given() -> None:
+    """Its caller may begin another generation before it asks for more: nothing may touch the session then."""
+    stops: list[int] = []
+
+    class Scripted:
+        tokens = (0, 1, 2, 3)
+
+        def generate(self, ids: list[int]) -> Iterator[list[int]]:
+            yield from ([i] for i in ids)
+            yield [2, 3]
+
+        def stop(self, keep: int) -> None:
+            stops.append(keep)
+
+    owner = Owner("cpu", "m", threading.Lock(), lambda _: True, lambda _: None, lambda: None)
+    text = TextStream(lambda ids: "".join(("a", "b", "xy", "c")[i] for i in ids), ["yc"])
+    stream = Stream(owner, Scripted(), [0, 1], text)  # type: ignore[arg-type]
+    assert [next(stream), next(stream), stops] == ["a", "b", []]
+    assert next(stream) == "x" and stops == [4]
+    assert list(stream) == [] and stops == [4]
 
 
 def test_costs_are_measured_once(llm: LLM, tiny: Path) -> None:
