@@ -30,11 +30,12 @@ SECONDS = 1800.0
 """A pickle that takes longer is given up."""
 
 
-def open_files(path: Path, stack: ExitStack, weights: bool = True) -> DrafterFiles:
+def open_files(path: Path, stack: ExitStack, weights: bool = True, look: bool = False) -> DrafterFiles:
     """The checkpoint at `path`, a folder or a file. SpecError in one line if it cannot be read.
 
     stack    closes what is temporary
     weights  False: a folder with nothing but a config.json will do, and pickles are left unread
+    look     True: nobody will store the weights, so their files are not hashed
     """
     if not path.exists():
         raise SpecError(f"there is no file or folder {path}; a drafter is a local folder or file: download it first")
@@ -48,6 +49,8 @@ def open_files(path: Path, stack: ExitStack, weights: bool = True) -> DrafterFil
             )
         return DrafterFiles(_name(path), config, {})
     tensors, files = _read(file, stack)
+    if look or not weights:
+        return DrafterFiles(_name(path), config, tensors)
     kind = "safetensors" if files[0].suffix == ".safetensors" else "torch"
     return DrafterFiles(_name(path), config, tensors, _source(kind, _name(path), files))
 

@@ -64,11 +64,11 @@ def _drafter_files(path: Path, stack: ExitStack) -> DrafterFiles | None:
     if path.suffix == ".gguf":
         return None
     try:
-        return open_files(path, stack)
+        return open_files(path, stack, look=True)
     except SpecError:
         if not path.is_dir() or not (path / "config.json").is_file():
             raise
-    return open_files(path, stack, weights=False)
+    return open_files(path, stack, weights=False, look=True)
 
 
 def _drafter(path: Path, what: str, option: str, found: Description, fits: str | None) -> Inspected:
