@@ -55,9 +55,9 @@ class EagleModel:
 
     def observe(self, features: F32, tokens: Sequence[int]) -> None:
         """The features of the rows that a step has committed, and the tokens that it gave."""
-        in_step = not self._waiting and self._base + self.rows.length == len(self._ids) - 1
+        known = self._base + self.rows.length + sum(map(len, self._waiting))
         self._waiting.append(features)
-        if in_step:
+        if known == len(self._ids) - 1:  # else the first token of the text has not been seen yet
             self._ids.extend(tokens)
 
     def follow(self, ids: Sequence[int]) -> Level | None:
@@ -79,7 +79,7 @@ class EagleModel:
             plain: F32 = level.logits[row, : self.tokens]
             return plain
         drafted, ids = self._known
-        full = np.full(self.tokens, -np.inf, np.float32)
+        full = np.full(self.tokens, -np.inf, level.logits.dtype)
         full[ids] = level.logits[row, drafted]
         return full
 

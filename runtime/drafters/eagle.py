@@ -165,9 +165,8 @@ class Eagle:
             return []
         if self._ranking.changes and (logits := self._model.logits(level, row)) is not None:
             return [(t, math.log(p)) for t, p in likeliest(self._ranking.law(logits, self._past(path)), count)]
-        scores = level.logprobs[row, :count].tolist()
-        pairs = zip(level.ids[row, :count].tolist(), scores, strict=True)
-        return [(token, score) for token, score in pairs if token < self._model.tokens and score > -math.inf]
+        pairs = zip(level.ids[row].tolist(), level.logprobs[row].tolist(), strict=True)
+        return [(token, score) for token, score in pairs if token < self._model.tokens and score > -math.inf][:count]
 
     def _sound(self, level: Level, row: int, path: Sequence[int]) -> bool:
         """Whether a row's law is one. FloatingPointError right after the text; further down a head may run away from
