@@ -125,8 +125,7 @@ def _network(
     sizes = []
     for a in attached:
         store = PlannedStore(WEIGHTS)
-        drafter = a.drafter if a.files.tensors else a.drafter.planned()
-        make = drafter.store(Writer(store, _dtypes(wanted)), room, planned_weights(config))
+        make = a.drafter.planned().store(Writer(store, _dtypes(wanted)), room, planned_weights(config))
         graphs[a.kind.method] = list(make(stored, room))
         files += [_graph_file(a.kind.method, graph) for graph in graphs[a.kind.method]]
         sizes.append(store.size)

@@ -181,8 +181,8 @@ class OpenDrafter(Protocol):
     def tensors(self) -> Shapes: ...
 
     def planned(self) -> OpenDrafter:
-        """Of one that was opened without tensors: the same with stand-ins (models/planned.py), so that `store` gives
-        the sizes and the graphs that an export of it would have."""
+        """The same with stand-ins for its tensors (models/planned.py), so that `store` gives the sizes and the graphs
+        that an export of it would have, and reads nothing."""
         ...
 
     def store(self, out: Writer, room: Room, target: Weights) -> MakeGraphs:

@@ -103,10 +103,13 @@ class OpenEagle:
         return own_tensors(self.net)
 
     def planned(self) -> OpenEagle:
-        tensors = planned_tensors(own_tensors(self.net))
+        # an embedding of the target's size is nearly always its copy, which an export finds and leaves out
+        own = self.net.own_embedding and self.net.config.hidden_size != self.net.target.hidden_size
+        net = replace(self.net, own_embedding=own)
+        tensors = planned_tensors(own_tensors(net))
         drafted, known = self.net.config.vocab_size, self.net.target.vocab_size
         ids = None if drafted == known else np.arange(drafted, dtype=np.int32)
-        return replace(self, net=replace(self.net, weights=FileWeights(tensors), ids=ids))
+        return replace(self, net=replace(net, weights=FileWeights(tensors), ids=ids))
 
     def store(self, out: Writer, room: Room, target: Weights) -> MakeGraphs:
         net = self.net
