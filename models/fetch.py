@@ -95,7 +95,7 @@ def _clear_leftovers(cache: Path) -> None:
 def _staging(cache: Path) -> Iterator[Path]:
     """A folder of our own beside the final file, so that the last step is a rename; gone afterwards."""
     try:
-        cache.mkdir(parents=True, exist_ok=True)
+        cache.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=_STAGING, dir=cache))
     except OSError as error:
         raise SpecError(f"cannot write to the model cache {cache}: {error.strerror or error}") from error

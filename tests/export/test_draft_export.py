@@ -113,6 +113,14 @@ def test_two_bundles(pair: tuple[Path, Path], tmp_path: Path) -> None:
     assert drafted.stats.drafted > 0
 
 
+def test_a_folder_of_any_name(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    """Weights outside the graph are found from a path with spaces, CJK and emoji."""
+    output = tmp_path / "my models ✓ 束 🙂" / "bundle é"
+    assert export(pair[1], "-o", output).exit_code == 0
+    with load(output, threads=1) as llm:
+        assert llm.generate("hello", chat=False, max_new_tokens=3, method="plain").tokens
+
+
 def test_text_names_both(pair: tuple[Path, Path], tmp_path: Path) -> None:
     result = export(pair[0], "-o", tmp_path / "out", "--draft", pair[1])
     assert result.exit_code == 0 and f"big -> {tmp_path / 'out'}" in result.stdout

