@@ -197,23 +197,23 @@ def drafted_ids(tensors: Mapping[str, StoredTensor], drafted: int, vocabulary: i
             f"{name} drafts {drafted} of {vocabulary} ids and has no tensor '{IDS}' that says which; "
             "without it every draft would be wrong"
         )
-    offsets = integers(tensors[IDS], IDS)
+    offsets = integers(tensors[IDS], f"{name}: tensor '{IDS}'")
     if offsets.shape != (drafted,):
         raise SpecError(f"{name}: tensor '{IDS}' has shape {list(offsets.shape)}, not [{drafted}]")
     ids = np.arange(drafted) + offsets
     if ids.min() < 0 or ids.max() >= vocabulary or len(np.unique(ids)) < drafted:
         raise SpecError(f"{name}: tensor '{IDS}' does not map {drafted} ids to different ones of {vocabulary}")
     if KNOWN in tensors:
-        known = integers(tensors[KNOWN], KNOWN)
+        known = integers(tensors[KNOWN], f"{name}: tensor '{KNOWN}'")
         if known.shape != (vocabulary,) or not np.array_equal(np.flatnonzero(known), np.sort(ids)):
             raise SpecError(f"{name}: tensors '{IDS}' and '{KNOWN}' do not name the same ids")
     return ids.astype(np.int32)
 
 
-def integers(tensor: StoredTensor, name: str) -> NDArray[np.int64]:
+def integers(tensor: StoredTensor, what: str) -> NDArray[np.int64]:
     """A map's values; SpecError if they are no integers."""
     if tensor.kind not in _INTEGERS:
-        raise SpecError(f"tensor '{name}' is of type {tensor.kind}; a map is one of {', '.join(_INTEGERS)}")
+        raise SpecError(f"{what} is of type {tensor.kind}; a map is one of {', '.join(_INTEGERS)}")
     with tensor.path.open("rb") as file:
         file.seek(tensor.offset)
         raw = file.read(tensor.nbytes)

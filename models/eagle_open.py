@@ -57,7 +57,10 @@ def decoder(config: Json, own_keys: frozenset[str], biased: bool, where: str) ->
         known = ", ".join(str(t) for t in TYPES[1:])
         raise SpecError(f"{where}: layers of type '{config.get('model_type')}' are not supported. Supported: {known}")
     plain = {key: value for key, value in config.items() if key not in own_keys | {"tie_word_embeddings"}}
-    return replace(decoder_from_hf(plain, where, ("default", "llama3"), biased), family="llama")
+    try:
+        return replace(decoder_from_hf(plain, "EAGLE", ("default", "llama3"), biased), family="llama")
+    except SpecError as error:
+        raise SpecError(f"{where}: {error.message}") from None
 
 
 def biased_names(config: ModelConfig, found: Mapping[str, StoredTensor], where: str) -> frozenset[str]:
