@@ -53,8 +53,9 @@ def run(settings: Settings, progress: Progress) -> State:
             judge = None if settings.temperature > 0 else _judge(llm)
             found = core.report(everybody, items, settings.repeat, judge, lambda: _settle(progress))
             _tell(states, ours, peers, found.pop("failed"))
+            memory = {one.wanted.label: vars(usage(one.child.pid)) for one in peers}
             quality = _quality(llm, peers, progress)
-            memory = _memory(settings, llm, ours, peers, items[0], threads, progress)
+            memory |= _memory(settings, llm, ours, items[0], threads, progress)
             times = curve.of_session(llm.session)
         return {
             "format": FORMAT,
@@ -163,14 +164,13 @@ def _memory(
     settings: Settings,
     llm: LLM,
     ours: Sequence[own.EngineContender],
-    peers: Sequence[Peer],
     item: Item,
     threads: int,
     progress: Progress,
 ) -> State:
-    """Bytes: of each method of ours in a fresh process, of each peer's child over its whole run."""
+    """Bytes of each method of ours, in a fresh process. A peer's are those of its child, all its methods in it."""
     progress.stage("memory", len(ours))
-    found = {one.wanted.label: vars(usage(one.child.pid)) for one in peers}
+    found: State = {}
     for one in ours:
         child = Child(Path(own_adapter.__file__), machine.interpreter())
         try:

@@ -24,7 +24,8 @@ DEFINITIONS = {
     "acceptance length": "tokens committed in verify steps / verify steps, bonus token included; plain decoding: 1",
     "by depth": "of the verify steps that held a drafted token at this depth, the share in which it was accepted",
     "time in": "of the steps: drafting, the verify run, and the rest (acceptance, commit, bookkeeping)",
-    "memory": "peak resident set of a fresh process that runs the method once; in brackets its proportional set then",
+    "memory": "peak resident set of a fresh process that runs the method once, a peer's of the child that has run all "
+    "its methods; in brackets the proportional set then",
     "ratio": "geometric mean over questions of the ratio to plain decoding in the same repeat, with the 95 % interval "
     f"of a paired bootstrap over questions; not resolved: the interval contains 1, or there are fewer than {LEAST} "
     "questions",

@@ -15,6 +15,8 @@ from rich.table import Table
 
 from spec_edge.runtime.bench.rows import short
 
+FILE_WIDTH = 160
+
 
 class Progress:
     """One bar at a time. A stage without a count only moves. Where standard error is no terminal: a line a stage."""
@@ -50,7 +52,7 @@ class Progress:
 
 def report(found: dict[str, Any]) -> None:
     """The overall table, and what was not measured."""
-    console = Console(highlight=False)
+    console = _console()
     header, rows = short(found)
     table = Table(*header)
     for row in rows:
@@ -70,4 +72,10 @@ def curve(rows: Sequence[dict[str, Any]]) -> None:
     for row in rows:
         times = [f"{w}: {ms:.2f}" for w, ms in zip(row.get("widths", ()), row.get("ms", ()), strict=True)]
         table.add_row(row["graph"], row["provider"], str(row["past"]), ", ".join(times) or row["absent"])
-    Console(highlight=False).print(table)
+    _console().print(table)
+
+
+def _console() -> Console:
+    """A file has no width of its own."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=FILE_WIDTH)

@@ -53,6 +53,15 @@ def convert(source: str, folder: str, precision: str) -> None:
     if done.returncode:
         said = (done.stdout + done.stderr).strip().splitlines() or ["it said nothing"]
         raise RuntimeError(f"the model builder failed: {said[-1]}")
+    _never_end(Path(folder) / CONFIG)
+
+
+def _never_end(file: Path) -> None:
+    """End of sequence becomes an id that is hardly ever written, so that everybody writes equally many tokens. In the
+    file: an overlay adds to the list."""
+    config = json.loads(file.read_text("utf-8"))
+    config["model"]["eos_token_id"] = [config["model"]["vocab_size"] - 1]
+    file.write_text(json.dumps(config, indent=1), encoding="utf-8")
 
 
 def open_model(model: str, draft: str | None, threads: int | None, precision: str, methods: tuple[str, ...]) -> Any:
@@ -67,16 +76,13 @@ def open_model(model: str, draft: str | None, threads: int | None, precision: st
 
 
 def _opened(folder: str, threads: int | None) -> Any:
-    """End of sequence becomes an id that is never written: padding behind the vocabulary, or its last token."""
     import onnxruntime_genai as og
 
     stated = json.loads((Path(folder) / CONFIG).read_text("utf-8"))["model"]
-    changes: dict[str, Any] = {"eos_token_id": [stated["vocab_size"] - 1]}
-    for part in ("decoder", "draft"):
-        if part in stated and threads:
-            changes[part] = {"session_options": {"intra_op_num_threads": threads}}
+    parts = [part for part in ("decoder", "draft") if part in stated] if threads else []
+    options = {"session_options": {"intra_op_num_threads": threads}}
     config = og.Config(folder)
-    config.overlay(json.dumps({"model": changes}))
+    config.overlay(json.dumps({"model": dict.fromkeys(parts, options)}))
     return og.Model(config)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
 from time import perf_counter
 from typing import Any
 
@@ -9,7 +12,7 @@ PACKAGE = "openvino_genai"
 PIP = 'openvino-genai; for int4, int8 and fp32 also "optimum-intel[openvino]" torch'
 METHODS = ("plain", "prompt-lookup", "draft")
 PRECISIONS = ("gguf", "int4", "int8", "fp32")
-DEFAULTS = ("gguf",)
+DEFAULTS = ("gguf", "int8")
 NEEDS = {"gguf": "gguf", "int4": "hf", "int8": "hf", "fp32": "hf"}
 SPECULATIVE: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -67,7 +70,8 @@ def open_model(model: str, draft: str | None, threads: int | None, precision: st
     kinds: dict[str, dict[str, Any]] = {"plain": {}, "prompt-lookup": {"prompt_lookup": True}}
     if draft:
         kinds["draft"] = {"draft_model": og.draft_model(draft, "CPU", **device)}
-    return {name: og.LLMPipeline(model, "CPU", **kind, **device) for name, kind in kinds.items() if name in methods}
+    state: dict[str, Any] = {"path": model, "device": device}
+    return state | {name: og.LLMPipeline(model, "CPU", **kinds[name], **device) for name in methods}
 
 
 def generate(state: Any, method: str, ids: list[int], new_tokens: int) -> tuple[list[int], list[Any], int]:
@@ -100,5 +104,33 @@ def generate(state: Any, method: str, ids: list[int], new_tokens: int) -> tuple[
 
 
 def logits(state: Any, ids: list[int]) -> Any:
-    """The pipeline gives none."""
-    del state, ids
+    """Of every position. The pipeline gives none: its network runs in OpenVINO, compiled with the same options."""
+    import numpy as np
+    import openvino
+
+    if "network" not in state:
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            network = openvino.Core().read_model(_network(state["path"], folder) + "/openvino_model.xml")
+            state["network"] = openvino.compile_model(network, "CPU", state["device"])
+    network, size = state["network"], len(ids)
+    feeds = {
+        "input_ids": np.array([ids], np.int64),
+        "attention_mask": np.ones((1, size), np.int64),
+        "position_ids": np.arange(size, dtype=np.int64)[None],
+        "beam_idx": np.zeros(1, np.int32),
+    }
+    known = {name for port in network.inputs for name in port.names}
+    request = network.create_infer_request()  # a fresh one: the cache is its state
+    return request.infer({name: feed for name, feed in feeds.items() if name in known})[0][0]
+
+
+def _network(path: str, folder: str) -> str:
+    """Where the network of these weights lies as OpenVINO's own files; those of a GGUF file are written first."""
+    import openvino_genai as og
+
+    if os.path.isdir(path):  # noqa: PTH112
+        return path
+    copy = os.path.join(folder, os.path.basename(path))  # noqa: PTH118, PTH119
+    shutil.copy(path, copy)
+    og.LLMPipeline(copy, "CPU", enable_save_ov_model=True)
+    return folder
