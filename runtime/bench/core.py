@@ -36,6 +36,7 @@ def report(
         "failed": failures,
         "figures": {name: _grouped(own, figures) for name, own in by_name.items()},
         "ratios": {name: ratios(by_name, name) for name in names if name != BASELINE},
+        "speeds": {name: _speeds(own) for name, own in by_name.items()},
         "lossless": {} if judge is None else texts(by_name, items, judge),
     }
 
@@ -46,6 +47,11 @@ def grouped(records: Sequence[Record]) -> dict[str, list[Record]]:
     for record in records:
         found.setdefault(record.task, []).append(record)
     return found
+
+
+def _speeds(records: Sequence[Record]) -> dict[str, list[float]]:
+    """Decode tokens/s by question and repeat: the ratios and intervals can be computed anew from them."""
+    return {question: [round(v, 3) for v in values] for question, values in speeds(records, decode_speed).items()}
 
 
 def _grouped(records: Sequence[Record], of: Callable[[Sequence[Record]], Any]) -> dict[str, Any]:

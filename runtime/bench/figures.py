@@ -16,6 +16,8 @@ from spec_edge.runtime.bench.ratios import LEAST, Speeds
 from spec_edge.runtime.bench.runs import Record, Run
 
 DEFINITIONS = {
+    "names": "a method of spec-edge, or peer:weights/method of another program; every one reads the same prompt ids "
+    "and writes as many tokens as plain decoding does up to its end of sequence, on as many threads",
     "decode": "tokens after the first chunk / seconds from the first chunk to the last",
     "end to end": "all new tokens / seconds from the call to the last token, prompt included",
     "first token": "milliseconds from the call to the first token",

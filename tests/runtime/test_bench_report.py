@@ -17,6 +17,7 @@ from spec_edge.runtime.bench import core, lossless, markdown, plots, rows, table
 from spec_edge.runtime.bench.bench import FORMAT
 from spec_edge.runtime.bench.figures import DEFINITIONS
 from spec_edge.runtime.bench.own import EngineContender
+from spec_edge.runtime.bench.ratios import paired
 from spec_edge.runtime.bench.runs import Failed, Item, Run
 from spec_edge.runtime.drafters.options import DrafterOptions
 from spec_edge.runtime.engine import Engine, Limits
@@ -147,6 +148,8 @@ def test_a_slow_method_is_caught(clock: Clock) -> None:
     slow = found["ratios"]["slow"]["decode"]["overall"]
     assert slow["ratio"] == pytest.approx(0.5, rel=1e-6) and slow["resolved"]
     assert found["lossless"]["slow"]["divergences"] == []
+    again = paired(found["speeds"]["plain"], found["speeds"]["slow"])
+    assert again is not None and again.ratio == pytest.approx(slow["ratio"], rel=1e-2)
     text = markdown.whole(whole(found), [])
     assert "| slow |" in text and "| 0.50 (0.50-0.50) |" in text
 
