@@ -19,7 +19,7 @@ import onnxruntime
 
 from spec_edge.models.contract import BadUsage, SpecError
 from spec_edge.runtime import hybrid, request
-from spec_edge.runtime.bundle import Bundle, open_bundle
+from spec_edge.runtime.bundle import Bundle
 from spec_edge.runtime.chat import Message
 from spec_edge.runtime.companion import Companion
 from spec_edge.runtime.costs import UNMEASURED, CostCurve, cost_key, load_costs, measure, save_costs
@@ -29,7 +29,7 @@ from spec_edge.runtime.options import Options
 from spec_edge.runtime.policy import known_cost
 from spec_edge.runtime.pool import Pool
 from spec_edge.runtime.protocols import Drafter
-from spec_edge.runtime.resolve import DEFAULT, bundle_folder, check_name
+from spec_edge.runtime.resolve import DEFAULT, check_name, open_model
 from spec_edge.runtime.sampling import Sampler, Sampling
 from spec_edge.runtime.sessions.opening import SUFFIX, provider_name
 from spec_edge.runtime.sessions.ort import OrtSession
@@ -73,8 +73,8 @@ def load(
     provider_name(draft_provider)
     for wanted in [model] if draft is None else [model, draft]:
         check_name(str(wanted))
-    bundle = open_bundle(bundle_folder(str(model)))
-    named = None if draft is None else open_bundle(bundle_folder(str(draft)))
+    bundle = open_model(str(model))
+    named = None if draft is None else open_model(str(draft))
     companion = Companion(bundle, named, draft_provider, draft_threads)
     return LLM(bundle, OrtSession(bundle, threads, provider), provider, threads, companion)
 

@@ -22,11 +22,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any
 
+import click
 import platformdirs
 
 from spec_edge.models.aliases import ALIASES
 from spec_edge.models.contract import FORMAT, BadUsage, SpecError
-from spec_edge.runtime.bundle import is_bundle
+from spec_edge.runtime.bundle import Bundle, is_bundle, open_bundle
 from spec_edge.runtime.termination import SaidInterrupt, Termination, termination_as_interrupt
 
 DEFAULT = "smollm2-135m"
@@ -57,6 +58,19 @@ def bundle_folder(model: str, cache: Path | None = None) -> Path:
         _require_export(model)
         _export(identity[0], folder)
     return folder
+
+
+def open_model(model: str, cache: Path | None = None) -> Bundle:
+    """The bundle that `model` names, opened. One of ours that is damaged is said and made again, the user's never."""
+    folder = bundle_folder(model, cache)
+    try:
+        return open_bundle(folder)
+    except SpecError as error:
+        if folder.parent != (cache or cache_folder()) or is_bundle(Path(model).expanduser()):
+            raise
+        click.echo(f"note: {error.message.partition(': export it again')[0]}; the bundle is made again", err=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    return open_bundle(bundle_folder(model, cache))
 
 
 def check_name(model: str) -> None:

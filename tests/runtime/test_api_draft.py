@@ -297,7 +297,7 @@ def test_bad_values_are_refused_before_anything_is_loaded(
     """The model does not exist: nothing looks for it, exports it or loads it."""
     from spec_edge.runtime import api
 
-    monkeypatch.setattr(api, "bundle_folder", lambda _: pytest.fail("looked for the model"))
+    monkeypatch.setattr(api, "open_model", lambda _: pytest.fail("looked for the model"))
     result = run("-m", "nowhere.gguf", *args, "hello")
     assert result.exit_code == 2, result.output
     assert message in result.stderr and "Traceback" not in result.output and result.stdout == ""

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from spec_edge.models.contract import BadUsage, SpecError
 from spec_edge.runtime import cli, resolve
-from spec_edge.runtime.resolve import bundle_folder
+from spec_edge.runtime.resolve import bundle_folder, open_model
 from spec_edge.runtime.termination import SaidInterrupt
 
 MAKE = "import sys, pathlib; p = pathlib.Path(sys.argv[-1]); p.mkdir(); (p / 'bundle.json').write_text('{}')"
@@ -155,6 +155,22 @@ def test_the_export_is_told_the_final_folder(gguf: Path, tmp_path: Path, exporte
     commands = exporter(MAKE)
     folder = bundle_folder(str(gguf), tmp_path / "c")
     assert commands[0][-2:] == ["-o", str(folder)]
+
+
+def test_a_damaged_bundle_of_the_cache_is_made_again(
+    tiny: Path, gguf: Path, tmp_path: Path, exporter: Exporter, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commands = exporter(f"import shutil, sys; shutil.copytree({str(tiny)!r}, sys.argv[-1])")
+    found = open_model(str(gguf), tmp_path / "c")
+    for _ in range(2):
+        assert open_model(str(gguf), tmp_path / "c") == found and len(commands) == 1
+    (found.folder / "weights.bin").write_bytes(b"1" * 64)
+    assert open_model(str(gguf), tmp_path / "c") == found and len(commands) == 2
+    note = "note: bundle file weights.bin has changed (its SHA-256 differs); the bundle is made again\n"
+    assert capsys.readouterr().err == note
+    (found.folder / "weights.bin").write_bytes(b"1" * 64)
+    with pytest.raises(SpecError, match="has changed"):  # named by its own path it is the user's
+        open_model(str(found.folder), tmp_path / "c")
 
 
 def test_a_cache_that_cannot_be_written(gguf: Path, tmp_path: Path, exporter: Exporter) -> None:
