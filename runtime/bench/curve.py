@@ -1,7 +1,7 @@
 """t(width): what a run costs by its width, for every graph of a bundle and every provider of this machine.
 
-Enters: a bundle. Leaves: rows of milliseconds. Any-width graphs run through their session, as in use; fixed ones run
-alone on buffers of zeros, whose values do not change the time.
+Enters: a bundle. Leaves: rows of milliseconds. The target's any-width graph runs through its session, as in use; every
+other graph runs alone on buffers of zeros, whose values do not change the time.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def every_graph(bundle: Bundle, threads: int | None, tick: Tick = len) -> list[R
 
 def _row(bundle: Bundle, graph: GraphSpec, provider: str, threads: int | None, tick: Tick) -> Row:
     tick(f"{graph.name} on {provider}")
-    past = PAST if graph.past is None else graph.past
-    row: Row = {"graph": graph.name, "network": graph.network, "role": graph.role, "provider": provider, "past": past}
+    row: Row = {"graph": graph.name, "network": graph.network, "role": graph.role, "provider": provider}
+    row["past"] = graph.past if graph.past is not None else PAST if _symbols(graph) & {"P", "M"} else 0
     try:
         return row | dict(
             zip(("widths", "ms"), zip(*_times(bundle, graph, provider, threads), strict=True), strict=True)
@@ -66,15 +66,30 @@ def _times(bundle: Bundle, graph: GraphSpec, provider: str, threads: int | None)
         finally:
             session.close()
         yield from zip(curve.widths, (1000 * s for s in curve.seconds), strict=True)
-    elif graph.width is None or graph.past is None:
-        raise SpecError("a graph of any width that no session of its own runs here")
-    else:
-        yield graph.width, _fixed(bundle, graph, provider, threads)
-
-
-def _fixed(bundle: Bundle, graph: GraphSpec, provider: str, threads: int | None) -> float:
+        return
+    if unknown := sorted(_symbols(graph) - sizes(1).keys()):
+        raise SpecError(f"nobody here knows the size '{unknown[0]}' of its inputs")
     session = open_graph(bundle, graph, provider, threads)
-    feeds = {t.name: np.zeros([int(d) for d in t.shape], t.dtype) for t in graph.inputs}
+    for width in WIDTHS if graph.width is None else (graph.width,):
+        yield width, _alone(session, graph, width)
+
+
+def sizes(width: int) -> dict[str, int]:
+    """Of the symbolic dimensions: rows, rows with logits, past, slots of a cache that holds past and rows."""
+    return {"S": width, "R": width, "P": PAST, "M": PAST + WIDTHS[-1]}
+
+
+def _symbols(graph: GraphSpec) -> set[str]:
+    return {dim for tensor in graph.inputs for dim in tensor.shape if isinstance(dim, str)}
+
+
+def _alone(session: Any, graph: GraphSpec, width: int) -> float:
+    """Milliseconds on zeros, but for the numbers that say how full a fused cache is."""
+    known = sizes(width)
+    feeds = {t.name: np.zeros([known[d] if isinstance(d, str) else d for d in t.shape], t.dtype) for t in graph.inputs}
+    for name, value in (("seqlens_k", PAST + width - 1), ("total_len", known["M"])):
+        if name in feeds:
+            feeds[name][...] = value
     times = []
     for turn in range(REPEATS + 1):
         begun = perf_counter()
