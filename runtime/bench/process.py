@@ -64,7 +64,7 @@ class Child:
         try:
             self._process.stdin.write(json.dumps({"do": do, **job}) + "\n")
             self._process.stdin.flush()
-        except OSError:
+        except (OSError, ValueError):  # ValueError: its pipe was closed here
             raise Failed(self._ended()) from None
         try:
             line = self._answers.get(timeout=seconds)

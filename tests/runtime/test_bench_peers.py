@@ -119,6 +119,8 @@ def test_silence_is_given_up(adapter: Path) -> None:
     child = opened(adapter)
     with pytest.raises(Failed, match=r"no answer to 'generate' within 0.5 s"):
         child.ask("generate", 0.5, method="silent", ids=[4], new_tokens=2)
+    with pytest.raises(Failed, match="process ended"):  # and stays given up
+        child.ask("generate", method="plain", ids=[4], new_tokens=2)
 
 
 def test_tokens_and_arrivals_must_agree(adapter: Path) -> None:

@@ -109,8 +109,8 @@ def generate(state: Any, method: str, ids: list[int], new_tokens: int) -> tuple[
     if SPECULATIVE[method]:
         params.set_speculative_options(**SPECULATIVE[method])
     arrivals: list[tuple[float, int]] = []
-    count, begun = 0, perf_counter()
     generator = og.Generator(model, params)
+    count, begun = 0, perf_counter()
     generator.append_tokens(np.array([ids], np.int32))
     while not generator.is_done():
         generator.generate_next_token()
