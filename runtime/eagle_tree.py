@@ -5,12 +5,13 @@ behind those of the level above, and which of them are the draft.
 
 Dynamic (EAGLE-2, Li et al. 2024, arXiv 2406.16858): each level reads the `branches` tokens of it with the most
 probable paths and takes `branches` children of each; at the end the best `total` of all nodes stay. A path is never
-likelier than its beginning, so what stays is a tree. A token that is not among the best `total` when its level is read
-has no descendant among them, so it is not read.
+likelier than its beginning, so what stays is a tree. A token that is not among the best `total` so far never will be,
+nor will its descendants: it is left out at once.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -36,12 +37,13 @@ class _Tree:
     parts: list[tuple[Level, int]] = field(default_factory=list)
     read: int = 0
 
-    def grow(self, parent: int, level: Level, row: int, ranks: Sequence[int]) -> list[int]:
-        """Children of these ranks below a node, which `row` of `level` is of; where those that there are lie now."""
+    def grow(self, parent: int, level: Level, row: int, ranks: Sequence[int], floor: float = -math.inf) -> list[int]:
+        """Children of these ranks below a node, which `row` of `level` is of, unless their paths are below `floor`;
+        where those that there are lie now."""
         found = self.children(level, row, path_to(self.nodes, parent), max(ranks) + 1)
         reach = 0.0 if parent == ROOT else self.nodes[parent].reach
         start = len(self.nodes)
-        below = [found[rank] for rank in ranks if rank < len(found)]
+        below = [found[rank] for rank in ranks if rank < len(found) and reach + found[rank][1] >= floor]
         self.nodes += [Node(token, parent, reach + score) for token, score in below]
         self.parts += [(level, row)] * len(below)
         return list(range(start, len(self.nodes)))
@@ -63,12 +65,13 @@ def dynamic(
     tree = _Tree(rows, children)
     frontier = tree.grow(ROOT, first, 0, range(branches))
     for _ in range(depth - 1):
-        best = set(best_nodes(tree.nodes, total))
-        chosen = [i for i in frontier if i in best][: rows.room]
+        reached = sorted((node.reach for node in tree.nodes), reverse=True)
+        floor = reached[total - 1] if len(reached) >= total else -math.inf
+        chosen = [i for i in frontier if tree.nodes[i].reach >= floor][: rows.room]
         if not chosen:
             break
         level = tree.expand(chosen)
-        below = [new for row, i in enumerate(chosen) for new in tree.grow(i, level, row, range(branches))]
+        below = [new for row, i in enumerate(chosen) for new in tree.grow(i, level, row, range(branches), floor)]
         frontier = sorted(below, key=lambda i: (-tree.nodes[i].reach, i))[:branches]
     return tree.nodes, sorted(best_nodes(tree.nodes, total))
 

@@ -61,6 +61,8 @@ class EagleSession:
         self.capacity = bundle.manifest.model.context
         self._tokens, self._slots = bundle.manifest.model.vocab_size, self.capacity + shape.scratch
         self._spec = steps[0]
+        if self.vocabulary is not None and len(self.vocabulary) != size_of(self._spec, "logits"):
+            raise SpecError(f"this bundle's EAGLE drafter has a vocabulary of another size; {AGAIN}")
         self._graph = FusedGraph(open_graph(bundle, steps[0], provider, threads), shape, self._slots, CHUNK)
         self._fuse: Any = open_graph(bundle, fuses[0], provider, threads) if fact.reads == "taps" else None
         self._scratch = Scratch()
