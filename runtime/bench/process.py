@@ -69,7 +69,7 @@ class Child:
         try:
             line = self._answers.get(timeout=seconds)
         except queue.Empty:
-            self.close()
+            self.close(patience=0)
             raise Failed(f"no answer to '{do}' within {seconds:g} s") from None
         if line is None:
             raise Failed(self._ended())
@@ -78,13 +78,13 @@ class Child:
             return answer
         raise (NotInstalled if answer.get("missing") else Failed)(answer["error"])
 
-    def close(self) -> None:
-        """End it, kindly first."""
+    def close(self, patience: float = 10.0) -> None:
+        """End it, kindly first: it has `patience` seconds to leave by itself."""
         if self._process.stdin is not None:
             with suppress(OSError):  # a pipe that is broken is as good as closed
                 self._process.stdin.close()
         try:
-            self._process.wait(timeout=10)
+            self._process.wait(timeout=patience)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
