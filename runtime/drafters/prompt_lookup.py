@@ -18,7 +18,7 @@ DRAFT_TOKENS = 7
 """By replay on training prompts (.ci/slow/replay_policy.py): under the adaptive policy 5 to 15 cost within 1 % of each
 other; at a fixed length 3 to 5 would be best on average, 0.81 of plain decoding's cost against 0.82."""
 MIN_NGRAM = 1
-"""Most tokens accepted per step. Same replay: on a CPU matches of two or more cost 2 % less on average and 0.96 of plain
+"""Most tokens accepted. Same replay: on a CPU matches of two or more cost 2 % less on average and 0.96 of plain
 decoding at worst against 1.07; `auto`, the default method, weighs that at each step with the machine's own costs."""
 
 
