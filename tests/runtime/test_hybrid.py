@@ -149,7 +149,7 @@ def test_sampled_law(method: str) -> None:
     ],
 )
 def test_known_acceptance_on_a_pseudo_text(method: str, steps: int, drafted: int, accepted: int) -> None:
-    stats = replay(pseudo_text(700), 200, hybrid.create(method, DrafterOptions()), 500).stats
+    stats = replay(pseudo_text(700), 200, hybrid.create(method, DrafterOptions(min_ngram=2)), 500).stats
     assert (stats.steps, stats.drafted, stats.accepted) == (steps, drafted, accepted)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 import tracemalloc
 from collections.abc import Iterator
@@ -169,6 +170,18 @@ def test_hostile_headers_are_refused_at_once(name: str, tmp_path: Path, monkeypa
         read_gguf(path)
     assert len(work.pieces) < 30 and work.allocated < 1 << 20
     assert "\n" not in caught.value.message and len(caught.value.message) < 400
+
+
+@pytest.mark.skipif(os.name == "nt", reason="writes a file with a hole, which would be filled there")
+def test_a_tensor_far_into_a_large_file(tmp_path: Path) -> None:
+    """Past 4 GiB: no number of 32 bits anywhere."""
+    path, far = tmp_path / "large.gguf", 5 << 30
+    head = header(tensors=1) + tensor("t", [4], 0, far)
+    with path.open("wb") as file:
+        file.write(head)
+        file.seek((len(head) + 31) // 32 * 32 + far)
+        file.write(np.arange(4, dtype="<f4").tobytes())
+    np.testing.assert_array_equal(read_gguf(path).raw("t").view("<f4"), [[0, 1, 2, 3]])
 
 
 def test_strings_are_capped_in_all(tmp_path: Path) -> None:
