@@ -3,7 +3,7 @@
 Acceptance of an EAGLE drafter per task, counted as vLLM does, so that its figures for the same checkpoint can be held
 beside ours: greedy, chains of K whatever their confidence, 1 + accepted / drafts over all steps of a task. A step that
 reaches the end of the answer counts in full. --expect: a Markdown table `| task | acceptance length | ... |`; the exit
-status is 1 where a task is more than 3 % off.
+status is 1 where a task is more than 3 % off. --width W drafts EAGLE-2's trees for verify runs of W rows instead.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from spec_edge.runtime.sampling import Sampler, Sampling
 NEAR = 0.03
 
 
-def accepted(llm: LLM, prompt: str, tokens: int, chain: int) -> list[int]:
-    """Drafted tokens accepted in each step of an answer."""
+def accepted(llm: LLM, prompt: str, tokens: int, chain: int, width: int | None) -> list[int]:
+    """Drafted tokens accepted in each step of an answer; of a chain, or of trees where there is a width."""
     ids = llm.text.encode_chat([{"role": "user", "content": prompt}])
     facts = llm.bundle.manifest.text
     options = DrafterOptions(
-        draft_tokens=chain,
-        confidence=0.0,
+        draft_tokens=None if width else chain,
+        confidence=None if width else 0.0,
         sampler=Sampler(Sampling(), facts.eos_ids, facts.tokens),
         networks=llm._networks.open(["eagle"]),
     )
     engine = Engine(
-        llm.session, create("eagle", options), Sampling(), Limits(None, facts.eos_ids, facts.tokens, chain + 1)
+        llm.session, create("eagle", options), Sampling(), Limits(None, facts.eos_ids, facts.tokens, width or chain + 1)
     )
     for _ in engine.generate(ids):
         if len(engine.tokens) >= tokens:
@@ -58,10 +58,19 @@ def expected(path: Path) -> dict[str, float]:
 @click.option("--every", default=1, help="Only every Nth question.")
 @click.option("--tokens", default=64)
 @click.option("--chain", default=4)
+@click.option("--width", type=click.IntRange(8))
 @click.option("--most", default=3500, help="Characters of the longest prompt.")
 @click.option("--threads", type=int)
 def main(
-    bundle: Path, questions: Path, expect: Path | None, every: int, tokens: int, chain: int, most: int, threads: int
+    bundle: Path,
+    questions: Path,
+    expect: Path | None,
+    every: int,
+    tokens: int,
+    chain: int,
+    width: int | None,
+    most: int,
+    threads: int | None,
 ) -> None:
     """See the module's docstring."""
     rows = [json.loads(line) for line in questions.read_text("utf-8").splitlines() if line.strip()]
@@ -70,7 +79,7 @@ def main(
     steps: dict[str, list[int]] = defaultdict(list)
     with load(bundle, threads=threads) as llm:
         for n, (task, prompt) in enumerate(asked, 1):
-            steps[task] += accepted(llm, prompt, tokens, chain)
+            steps[task] += accepted(llm, prompt, tokens, chain, width)
             click.echo(f"{n} of {len(asked)}", err=True)
     wanted = expected(expect) if expect else {}
     steps["all"] = [n for task in list(steps) for n in steps[task]]
@@ -79,7 +88,9 @@ def main(
     wrong = False
     for task, counts in steps.items():
         length = 1 + sum(counts) / len(counts)
-        share = " ".join(f"{sum(n > i for n in counts) / len(counts):.3f}" for i in range(chain))
+        share = " ".join(
+            f"{sum(n > i for n in counts) / len(counts):.3f}" for i in range(max(counts) if width else chain)
+        )
         off = length / wanted[task] - 1 if task in wanted else 0.0
         wrong |= abs(off) > NEAR
         click.echo(f"| {task} | {len(counts)} | {length:.3f} | {wanted.get(task, '')} | {off:+.1%} | {share} |")
