@@ -95,7 +95,7 @@ def test_memory(default_bundle: Path) -> None:
 from spec_edge.runtime import load
 llm = load({str(default_bundle)!r})
 llm.generate("Write a story.", max_new_tokens=60, method="prompt-lookup")
-cache = llm.session._cache.past.nbytes
+cache = llm.session._graph.cache.past.nbytes
 lines = open("/proc/self/smaps_rollup").read().splitlines()
 print(next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), cache)
 """
