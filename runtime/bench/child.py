@@ -50,9 +50,7 @@ def _load(path: str) -> Any:
 
 
 def _one_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = lines[0] if lines else ""
-    return f"{type(error).__name__}: {text}"[:400]
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:400]
 
 
 def _missing(adapter: Any, error: BaseException) -> bool:

@@ -28,8 +28,7 @@ def version() -> str:
     """Of openvino-genai."""
     import openvino_genai
 
-    found: str = openvino_genai.__version__
-    return found
+    return f"openvino-genai {openvino_genai.__version__}"
 
 
 def settings(method: str) -> dict[str, Any]:

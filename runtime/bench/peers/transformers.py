@@ -38,7 +38,7 @@ def version() -> str:
     import torch
     import transformers
 
-    return f"{transformers.__version__}, torch {torch.__version__}"
+    return f"transformers {transformers.__version__}, torch {torch.__version__}"
 
 
 def settings(method: str) -> dict[str, Any]:
