@@ -24,6 +24,7 @@ from spec_edge.runtime.bench.runs import Contender, Failed, Item
 from spec_edge.runtime.bench.settings import Settings
 from spec_edge.runtime.bench.show import Progress
 from spec_edge.runtime.bench.weights import Weights, source
+from spec_edge.runtime.bench.writing import without_folders
 from spec_edge.runtime.bundle import open_bundle
 from spec_edge.runtime.companion import recorded
 from spec_edge.runtime.divergence import Divergence
@@ -63,11 +64,11 @@ def run(settings: Settings, progress: Progress) -> State:
             "machine": facts,
             "model": _model(llm),
             "definitions": DEFINITIONS,
-            "contenders": states,
+            "contenders": without_folders(states),
             "questions": [_question(item) for item in items],
             **found,
-            "quality": quality,
-            "memory": memory,
+            "quality": without_folders(quality),
+            "memory": without_folders(memory),
             "curve": {"widths": list(times.widths), "ms": [1000 * s for s in times.seconds]},
         }
 

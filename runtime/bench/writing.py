@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from spec_edge.models.contract import BadUsage
+
+FOLDERS = re.compile(r"""(?<![\w.])(?:[A-Za-z]:)?[/\\](?:[^\s/\\'":]+[/\\])+""")
+"""The folders at the head of an absolute path."""
 
 
 def ready(folder: Path) -> None:
@@ -44,6 +48,13 @@ def write(path: Path, fill: Callable[[Path], object]) -> None:
 def write_text(path: Path, text: str) -> None:
     """UTF-8 with plain line ends."""
     write(path, lambda file: file.write_text(text, encoding="utf-8", newline="\n"))
+
+
+def without_folders(value: Any) -> Any:
+    """The same with only the last part of every absolute path in its texts: a report is for other people too."""
+    if isinstance(value, Mapping):
+        return {name: without_folders(v) for name, v in value.items()}
+    return FOLDERS.sub("", value) if isinstance(value, str) else value
 
 
 def dumped(report: Mapping[str, Any]) -> str:

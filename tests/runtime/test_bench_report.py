@@ -272,6 +272,19 @@ def test_files_are_whole_or_not_there(tmp_path: Path) -> None:
         writing.dumped({"a": float("nan")})
 
 
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ('could not open "/home/ada/m/x.gguf/model.xml" here', 'could not open "model.xml" here'),
+        ("src/inference/core.cpp:84: a/b", "src/inference/core.cpp:84: a/b"),
+        (r"no C:\Users\ada\x.gguf.", "no x.gguf."),
+        ("24.5 tokens / second, 1/2", "24.5 tokens / second, 1/2"),
+    ],
+)
+def test_a_report_names_no_folder_of_the_machine(said: str, shown: str) -> None:
+    assert writing.without_folders({"peer": {"absent": said, "k": 4}}) == {"peer": {"absent": shown, "k": 4}}
+
+
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
     with pytest.raises(BadUsage, match="cannot write into"):
