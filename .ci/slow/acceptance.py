@@ -4,7 +4,7 @@ Mean acceptance length (greedy; new tokens per verify step, bonus token included
 all steps, and in the last two columns the mean of the questions' own means. The plain text of each question is made
 once and kept in the --texts file. Methods that read only the text (prompt-lookup, suffix, their hybrids) are replayed
 against it without the model; the others run the engine over one prefill per question. `lookahead@generation` is
-lookahead whose pool begins empty instead of with the prompt, `prompt-lookup@1` matches single tokens too. `oracle` is
+lookahead whose pool begins empty instead of with the prompt, `prompt-lookup@2` needs two equal tokens. `oracle` is
 the best proposal that the text so far can give: the longest run of coming tokens that followed an earlier occurrence
 of the last token.
 """
@@ -28,7 +28,7 @@ from spec_edge.runtime.protocols import Drafter
 from spec_edge.runtime.sampling import Sampling
 
 METHODS = (
-    "prompt-lookup,prompt-lookup@1,suffix,suffix+prompt-lookup,oracle,lookahead@generation,lookahead,"
+    "prompt-lookup@2,prompt-lookup,suffix,suffix+prompt-lookup,oracle,lookahead@generation,lookahead,"
     "lookahead+prompt-lookup,lookahead+suffix"
 )
 OFFLINE = {"plain", "prompt-lookup", "suffix"}
