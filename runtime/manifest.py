@@ -18,6 +18,7 @@ import typing
 from typing import Any, NoReturn
 
 from spec_edge.models.contract import FORMAT, Manifest
+from spec_edge.runtime.manifest_agrees import agree
 from spec_edge.runtime.manifest_values import INT_LIMIT, check, fail, show
 from spec_edge.runtime.manifest_values import file_name_is_safe as file_name_is_safe
 from spec_edge.runtime.manifest_values import files as files
@@ -39,12 +40,14 @@ def read(text: bytes) -> Manifest:
         fail("format", f"version {show(version)} is not {FORMAT}, the one this version reads")
     manifest: Manifest = _read(Manifest, tree, "")
     check(manifest)
+    agree(manifest)
     return manifest
 
 
 def write(manifest: Manifest) -> bytes:
     """The bytes of bundle.json: UTF-8, fields in the order of the contract, small records on one line."""
     check(manifest)
+    agree(manifest)
     data = (_layout(_plain(manifest), 0) + "\n").encode()
     if len(data) > LIMIT:
         fail("", f"would have {len(data)} bytes, more than {LIMIT}; use fewer widths or buckets")

@@ -26,6 +26,9 @@ from spec_edge.models.contract import (
 INT_LIMIT = 1 << 63
 CONTEXT_LIMIT = 1 << 24
 LAYER_LIMIT = 1 << 10
+SCRATCH_LIMIT = 1 << 12
+ROPE_LIMIT = 1e4
+"""Largest frequency (radians per position) and scale that are believed; real ones are about 1."""
 DTYPES = ("float32", "float16", "int8", "uint8", "int32", "int64", "bool")
 ROLES = ("step", "verify", "prefill")
 KINDS = {
@@ -87,8 +90,7 @@ def _check_model(model: ModelFacts) -> None:
         fail("model.kv_heads", f"{model.kv_heads} does not divide heads {model.heads}")
     if any(tap > model.layers for tap in model.taps):
         fail("model.taps", f"names a layer past the {model.layers} of the model")
-    if 2 * len(model.rope.inv_freq) != model.head_dim:
-        fail("model.rope.inv_freq", f"has {len(model.rope.inv_freq)} values for a head_dim of {model.head_dim}")
+    _check_rope(model, "model")
 
 
 def _check_text(text: TextFacts, model: ModelFacts) -> None:
@@ -128,10 +130,19 @@ def _check_cache(cache: CacheFacts, where: str) -> None:
         limit = LAYER_LIMIT if name == "layers" else CONTEXT_LIMIT
         if not 1 <= getattr(cache, name) <= limit:
             fail(f"{where}.{name}", f"{getattr(cache, name)} is not within 1..{limit}")
-    if cache.scratch > CONTEXT_LIMIT:
-        fail(f"{where}.scratch", f"{cache.scratch} is not within 0..{CONTEXT_LIMIT}")
-    if 2 * len(cache.rope.inv_freq) != cache.head_dim:
-        fail(f"{where}.rope.inv_freq", f"has {len(cache.rope.inv_freq)} values for a head_dim of {cache.head_dim}")
+    if not 1 <= cache.scratch <= SCRATCH_LIMIT:
+        fail(f"{where}.scratch", f"{cache.scratch} is not within 1..{SCRATCH_LIMIT}")
+    _check_rope(cache, where)
+
+
+def _check_rope(facts: ModelFacts | CacheFacts, where: str) -> None:
+    frequencies = facts.rope.inv_freq
+    if 2 * len(frequencies) != facts.head_dim:
+        fail(f"{where}.rope.inv_freq", f"has {len(frequencies)} values for a head_dim of {facts.head_dim}")
+    if not all(0 <= frequency <= ROPE_LIMIT for frequency in frequencies):
+        fail(f"{where}.rope.inv_freq", f"has a value outside 0..{ROPE_LIMIT:g}")
+    if not 0 < facts.rope.scale <= ROPE_LIMIT:
+        fail(f"{where}.rope.scale", f"{facts.rope.scale:g} is not above 0 and at most {ROPE_LIMIT:g}")
 
 
 def _one_of(value: str, known: Iterable[str], where: str) -> None:

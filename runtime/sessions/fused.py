@@ -38,12 +38,17 @@ class FusedRun:
 
 
 def bind(session: Any, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> Any:
-    """An IO binding of every array by address; whoever keeps it keeps the arrays."""
+    """An IO binding of every array by address; whoever keeps it keeps the arrays. SpecError: a graph without them."""
+    return guarded(
+        "ONNX Runtime refuses the buffers of a graph (export the model again)", lambda: _bound(session, inputs, outputs)
+    )
+
+
+def _bound(session: Any, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> Any:
     binding = session.io_binding()
-    for name, array in inputs.items():
-        binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
-    for name, array in outputs.items():
-        binding.bind_output(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+    for bind_one, side in ((binding.bind_input, inputs), (binding.bind_output, outputs)):
+        for name, array in side.items():
+            bind_one(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
     return binding
 
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from spec_edge.models.contract import DrafterFact, SpecError
 from spec_edge.runtime.bundle import Bundle
+from spec_edge.runtime.sessions.fused import bind
 from spec_edge.runtime.sessions.opening import guarded, open_graph
 
 NAME = "medusa"
@@ -37,10 +38,8 @@ class MedusaSession:
         shapes = {t.name: (t.dtype, [int(d) for d in t.shape]) for t in (*graph.inputs, *graph.outputs)}
         self._arrays = {name: np.zeros(shape, dtype) for name, (dtype, shape) in shapes.items()}
         self.heads, self.top = shapes["top_ids"][1][1:]
-        self._binding = self._session.io_binding()
-        for bind, side in ((self._binding.bind_input, graph.inputs), (self._binding.bind_output, graph.outputs)):
-            for array, name in ((self._arrays[t.name], t.name) for t in side):
-                bind(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+        sides = [{t.name: self._arrays[t.name] for t in side} for side in (graph.inputs, graph.outputs)]
+        self._binding: Any = bind(self._session, *sides)
 
     def run(self, hidden: NDArray[np.float32]) -> Candidates:
         """hidden [H], the target's last normed state of a token -> ids and log-probabilities [heads, top], best first.

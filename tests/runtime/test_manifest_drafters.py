@@ -30,19 +30,34 @@ MEDUSA = DrafterFact("medusa", "medusa", "hidden", 8, SOURCE, heads=3)
 EAGLE = DrafterFact("eagle", "eagle3", "taps", 8, SOURCE, cache=CACHE)
 
 
+HIDDEN = 32
+TAPS = TensorSpec("taps", "float32", (1, "S", 2 * HIDDEN))
+CACHED = tuple(TensorSpec(f"past_{kind}.0", "float32", (1, 2, "M", 16)) for kind in ("key", "value"))
+TOP = tuple(TensorSpec(name, "float32", (1, 3, 4)) for name in ("top_ids", "top_logprobs"))
+OWN = TensorSpec("hidden", "float32", (1, "S", HIDDEN))
+FEATURES = TensorSpec("features", "float32", (1, "S", HIDDEN))
+TAPPED = replace(FEATURES, shape=(1, 16, 2 * HIDDEN))
+SIDES = {
+    "heads": ((OWN,), TOP),
+    "step": ((FEATURES, *CACHED), (*TOP, OWN, TensorSpec("logits", "float32", (1, "S", 9)))),
+    "fuse": ((TAPS,), (FEATURES,)),
+    "catchup": ((TAPPED, *CACHED), (*TOP, OWN)),
+}
+
+
 def graph(network: str, role: str) -> GraphSpec:
-    hidden = (TensorSpec("hidden", "float32", (1, 1, 8)),)
     file = FileFact(f"{network}-{role}.onnx", 1, "1" * 64)
-    return GraphSpec(f"{network}-{role}", network, role, "fused", 1, None, hidden, hidden, file)
+    return GraphSpec(f"{network}-{role}", network, role, "fused", 1, None, *SIDES.get(role, ((), ())), file)
 
 
 @pytest.fixture
 def good(tiny: Path) -> Manifest:
-    """The tiny bundle's manifest with a Medusa and an EAGLE drafter."""
+    """The tiny bundle's manifest with a Medusa and an EAGLE drafter, its target with taps."""
     manifest = schema.read((tiny / "bundle.json").read_bytes())
-    graphs = (*manifest.graphs, graph("medusa", "heads"), graph("eagle", "step"), graph("eagle", "fuse"))
+    targets = [replace(g, outputs=(*g.outputs, TAPS)) for g in manifest.graphs]
+    own = [graph("medusa", "heads"), *(graph("eagle", role) for role in ("catchup", "step", "fuse"))]
     model = replace(manifest.model, taps=(0, 1))
-    return replace(manifest, model=model, graphs=graphs, drafters=(MEDUSA, EAGLE))
+    return replace(manifest, model=model, graphs=(*targets, *own), drafters=(MEDUSA, EAGLE))
 
 
 def test_drafters_survive_the_round_trip(good: Manifest) -> None:
@@ -84,7 +99,7 @@ BAD: list[tuple[Callable[[Manifest], Manifest], str]] = [
     (lambda m: replace(m, drafters=(MEDUSA, MEDUSA)), "drafters two are called 'medusa'"),
     (lambda m: replace(m, drafters=(EAGLE,)), "network 'medusa' is not one of target, eagle"),
     (lambda m: replace(m, model=replace(m.model, taps=())), "drafters[1].reads taps, which the target's graphs do not"),
-    (lambda m: replace(m, graphs=m.graphs[:-2]), "drafter eagle has no graph"),
+    (lambda m: replace(m, graphs=m.graphs[:-3]), "drafter eagle has no graph"),
     (with_graph(graph("medusa", "verify")), "role 'verify' is not one of heads"),
     (with_graph(graph("eagle", "heads")), "role 'heads' is not one of step, fuse, prefill, catchup, expand"),
     (with_graph(graph("target", "heads")), "role 'heads' is not one of step, verify, prefill"),
@@ -92,12 +107,66 @@ BAD: list[tuple[Callable[[Manifest], Manifest], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("change", "message"), BAD, ids=[m for _, m in BAD])
+def each(role: str, change: Callable[[GraphSpec], GraphSpec], network: str = "eagle") -> Callable[[Manifest], Manifest]:
+    """Every graph of one role changed."""
+    mine = (network, role)
+    return lambda m: replace(m, graphs=tuple(change(g) if (g.network, g.role) == mine else g for g in m.graphs))
+
+
+def facts(**changes: Any) -> Callable[[Manifest], Manifest]:
+    return lambda m: replace(m, model=replace(m.model, **changes))
+
+
+ENDLESS = RopeFacts((1e9,) * 8, 1.0)
+DISAGREE: list[tuple[Callable[[Manifest], Manifest], str]] = [
+    (eagle(cache=replace(CACHE, layers=2)), "drafters[1].cache.layers 2 are not the 1 of graph eagle-catchup"),
+    (eagle(cache=replace(CACHE, kv_heads=4)), "drafters[1].cache.kv_heads 4 is not the 2 of graph eagle-catchup"),
+    (
+        eagle(cache=replace(CACHE, head_dim=8, rope=RopeFacts((1.0,) * 4, 1.0))),
+        "drafters[1].cache.head_dim 8 is not the 16 of graph eagle-catchup",
+    ),
+    (eagle(cache=replace(CACHE, scratch=0)), "drafters[1].cache.scratch 0 is not within 1..4096"),
+    (eagle(cache=replace(CACHE, scratch=4097)), "drafters[1].cache.scratch 4097 is not within 1..4096"),
+    (eagle(cache=replace(CACHE, rope=ENDLESS)), "drafters[1].cache.rope.inv_freq has a value outside 0..10000"),
+    (eagle(cache=replace(CACHE, rope=RopeFacts((1.0,) * 8, 0.0))), "drafters[1].cache.rope.scale 0 is not above 0"),
+    (eagle(reads="hidden"), "drafters[1].reads hidden, but kind eagle3 reads taps"),
+    (eagle(kind="eagle", reads="taps"), "drafters[1].reads taps, but kind eagle reads hidden"),
+    (eagle(kind="eagle", reads="hidden"), "drafters[1].kind eagle has no graph of role 'fuse'"),
+    (lambda m: replace(m, graphs=m.graphs[:-1]), "drafters[1].kind eagle3 needs a graph of role 'fuse'"),
+    (medusa(reads="taps"), "drafters[0].reads taps, but kind medusa reads hidden"),
+    (medusa(heads=2), "drafters[0].heads 2 do not fit the output 'top_ids' of graph medusa-heads"),
+    (
+        each("heads", lambda g: replace(g, inputs=(FEATURES,)), "medusa"),
+        "drafters[0] needs 32 numbers a row in 'hidden' of graph medusa-heads, which takes None",
+    ),
+    (
+        each("fuse", lambda g: replace(g, inputs=(replace(TAPS, shape=(1, "S", HIDDEN)),))),
+        "drafters[1] needs 64 numbers a row in 'taps' of graph eagle-fuse, which takes 32",
+    ),
+    (
+        each("step", lambda g: replace(g, inputs=(TAPPED, *CACHED))),
+        "drafters[1] needs 32 numbers a row in 'features' of graph eagle-step, which takes 64",
+    ),
+    (each("step", lambda g: replace(g, outputs=g.outputs[:-1])), "needs the output 'logits' of graph eagle-step"),
+    (each("step", lambda g: replace(g, borrows=("x",))), "borrows names 'x', which no graph of this network borrows"),
+    (
+        each("prefill", lambda g: replace(g, borrows=("lm_head",)), "target"),
+        "borrows names 'lm_head', which no graph of this network borrows",
+    ),
+    (facts(taps=(0, 1, 2)), "model.taps [0, 1, 2] do not fit the output 'taps' of graph step"),
+    (facts(layers=3), "model.layers 3 are not the 2 of graph step"),
+    (facts(kv_heads=1), "model.kv_heads 1 is not the 2 of graph step"),
+    (facts(rope=ENDLESS), "model.rope.inv_freq has a value outside 0..10000"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), [*BAD, *DISAGREE], ids=[m for _, m in [*BAD, *DISAGREE]])
 def test_what_does_not_fit(good: Manifest, change: Callable[[Manifest], Manifest], message: str) -> None:
     schema.write(good)
     with pytest.raises(SpecError) as caught:
         schema.write(change(good))
     assert message in caught.value.message and "\n" not in caught.value.message
+    assert "export the model again" in caught.value.message
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,8 @@ from spec_edge.models.contract import BadUsage, SpecError
 from spec_edge.runtime.bundle import open_bundle
 from spec_edge.runtime.draft import EMPTY, Draft
 from spec_edge.runtime.sessions import opening
+from spec_edge.runtime.sessions.fused import bind
+from spec_edge.runtime.sessions.opening import open_graph
 from spec_edge.runtime.sessions.ort import CHUNK, OrtSession
 from spec_edge.runtime.sessions.static import StaticSession
 
@@ -221,3 +223,11 @@ def test_what_cannot_be_opened_is_one_line(tiny: Path, monkeypatch: pytest.Monke
             opening.open_graph(bundle, graph, "cpu", 1)
         assert caught.value.message.startswith(message) and "\n" not in caught.value.message
         monkeypatch.setattr(opening, "check_graph", lambda *_: None)
+
+
+def test_a_graph_without_the_buffers_is_one_line(tiny: Path) -> None:
+    bundle = open_bundle(tiny)
+    graph = open_graph(bundle, bundle.graphs("target", "step")[0], "cpu", 1)
+    for sides in (({"past_key.9": np.zeros(1)}, {}), ({}, {"present_key.9": np.zeros(1)})):
+        with pytest.raises(SpecError, match=r"refuses the buffers.*export the model again"):
+            bind(graph, *sides)

@@ -1,0 +1,121 @@
+"""Whether the parts of a manifest agree: its facts with the tensors that it states for its graphs.
+
+Enters: a `Manifest` whose values make sense on their own (manifest_values.py). Leaves: nothing, or a SpecError. That
+the graphs have the stated tensors is checked where each is opened (sessions/opening.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+
+from spec_edge.models.contract import CacheFacts, Dim, DrafterFact, GraphSpec, Manifest, ModelFacts, TensorSpec
+from spec_edge.runtime.manifest_values import fail
+
+READS = {"medusa": "hidden", "eagle": "hidden", "eagle3": "taps"}
+"""Kind of a drafter -> the target's output that it starts from."""
+
+BORROWED = ("model.embed_tokens", "lm_head")
+"""Target tensors that a drafter may use."""
+
+FUSE, UNFUSED = "fuse", ("prefill", "catchup")
+"""Roles of EAGLE that read the target's output itself; the others read the drafter's own features."""
+
+ANSWER, LOGITS = ("top_ids", "top_logprobs", "hidden"), {"step": ("logits",)}
+"""Outputs of EAGLE's graphs, and those of some roles."""
+
+_PAST = re.compile(r"past_(?:key|value)\.\d+")
+Tensors = Mapping[str, tuple[Dim, ...]]
+
+
+def agree(manifest: Manifest) -> None:
+    """Refuse a manifest whose facts are not those of its graphs."""
+    for i, graph in enumerate(manifest.graphs):
+        if strangers := [name for name in graph.borrows if name not in BORROWED or graph.network == "target"]:
+            fail(f"graphs[{i}].borrows", f"names {ascii(strangers[0])[:60]}, which no graph of this network borrows")
+    for graph in _of(manifest, "target"):
+        _cache(graph, manifest.model, "model")
+        _features(graph, manifest.model)
+    for i, drafter in enumerate(manifest.drafters):
+        where = f"drafters[{i}]"
+        _reads(drafter, manifest, where)
+        CHECKS[drafter.name](drafter, manifest, where)
+
+
+def _cache(graph: GraphSpec, facts: ModelFacts | CacheFacts, where: str) -> None:
+    """One key and one value of [1, kv_heads, past, head_dim] a layer."""
+    past = {name: shape for name, shape in _shapes(graph.inputs).items() if _PAST.fullmatch(name)}
+    if past.keys() != {f"past_{kind}.{i}" for i in range(facts.layers) for kind in ("key", "value")}:
+        fail(f"{where}.layers", f"{facts.layers} are not the {len(past) // 2} of graph {graph.name}")
+    for shape in past.values():
+        found = dict(zip(("kv_heads", "head_dim"), shape[1::2], strict=False)) if len(shape) == 4 else {}
+        for name in ("kv_heads", "head_dim"):
+            if found.get(name) != getattr(facts, name):
+                fail(f"{where}.{name}", f"{getattr(facts, name)} is not the {found.get(name)} of graph {graph.name}")
+
+
+def _features(graph: GraphSpec, model: ModelFacts) -> None:
+    outputs, taps = _shapes(graph.outputs), len(model.taps) * model.hidden_size
+    if _last(outputs, "taps") != (taps or None):
+        fail("model.taps", f"{list(model.taps)} do not fit the output 'taps' of graph {graph.name}")
+    if _last(outputs, "hidden") not in (None, model.hidden_size):
+        fail("model.hidden_size", f"{model.hidden_size} is not the {_last(outputs, 'hidden')} of graph {graph.name}")
+
+
+def _reads(drafter: DrafterFact, manifest: Manifest, where: str) -> None:
+    if drafter.reads != READS[drafter.kind]:
+        fail(f"{where}.reads", f"{drafter.reads}, but kind {drafter.kind} reads {READS[drafter.kind]}")
+    if lacking := [g for g in _of(manifest, "target") if _last(_shapes(g.outputs), drafter.reads) is None]:
+        fail(f"{where}.reads", f"{drafter.reads}, which graph {lacking[0].name} of the target does not give")
+
+
+def _medusa(drafter: DrafterFact, manifest: Manifest, where: str) -> None:
+    for graph in _of(manifest, drafter.name):
+        for name in ("top_ids", "top_logprobs"):
+            shape = _shapes(graph.outputs).get(name, ())
+            if len(shape) != 3 or shape[1] != drafter.heads:
+                fail(f"{where}.heads", f"{drafter.heads} do not fit the output '{name}' of graph {graph.name}")
+        _width(graph, "hidden", manifest.model.hidden_size, where)
+
+
+def _eagle(drafter: DrafterFact, manifest: Manifest, where: str) -> None:
+    graphs = _of(manifest, drafter.name)
+    roles = {graph.role for graph in graphs}
+    if (FUSE in roles) != (drafter.kind == "eagle3" and "step" in roles):
+        fail(f"{where}.kind", f"{drafter.kind} {'has no' if FUSE in roles else 'needs a'} graph of role '{FUSE}'")
+    model = manifest.model
+    read = model.hidden_size * (len(model.taps) if drafter.reads == "taps" else 1)
+    for graph in graphs:
+        if graph.role == FUSE:
+            _width(graph, "taps", read, where)
+            continue
+        assert drafter.cache is not None  # manifest_values: an EAGLE drafter has one
+        _cache(graph, drafter.cache, f"{where}.cache")
+        outputs = _shapes(graph.outputs)
+        if lacking := [name for name in (*ANSWER, *LOGITS.get(graph.role, ())) if name not in outputs]:
+            fail(where, f"needs the output '{lacking[0]}' of graph {graph.name}")
+        own = _last(outputs, "hidden") if drafter.kind == "eagle3" else model.hidden_size
+        _width(graph, "features", read if graph.role in UNFUSED else own, where)
+
+
+CHECKS: Mapping[str, Callable[[DrafterFact, Manifest, str], None]] = {"medusa": _medusa, "eagle": _eagle}
+"""By the drafter's name."""
+
+
+def _width(graph: GraphSpec, name: str, wanted: Dim | None, where: str) -> None:
+    """Numbers per row of an input."""
+    found = _last(_shapes(graph.inputs), name)
+    if found is None or found != wanted:
+        fail(where, f"needs {wanted} numbers a row in '{name}' of graph {graph.name}, which takes {found}")
+
+
+def _of(manifest: Manifest, network: str) -> list[GraphSpec]:
+    return [graph for graph in manifest.graphs if graph.network == network]
+
+
+def _shapes(tensors: Iterable[TensorSpec]) -> Tensors:
+    return {tensor.name: tensor.shape for tensor in tensors}
+
+
+def _last(tensors: Tensors, name: str) -> Dim | None:
+    return (tensors.get(name) or (None,))[-1]
