@@ -7,6 +7,7 @@ Leaves: exit code 0 and OUT, or exit code 1 and one line on standard error.
 
 from __future__ import annotations
 
+import re
 import sys
 import zipfile
 from pathlib import Path
@@ -21,6 +22,9 @@ SPARE = 3 << 30
 MOST_TENSORS = 1 << 16
 SHARED, SPARE_TENSORS = 3, 1 << 26
 """Tensors may take this many times the file (names that share one), and this many bytes more."""
+
+_GLOBAL = re.compile(r"GLOBAL ([A-Za-z_][A-Za-z0-9_.]{0,99}) (?:whose module|was not an allowed global)", re.ASCII)
+"""How torch names what a pickle asks for and may not have."""
 
 
 class Refused(Exception):
@@ -61,7 +65,7 @@ def tensors(torch: Any, path: Path) -> dict[str, Any]:
     except MemoryError:
         raise Refused("it needs more memory than a file of its size may take") from None
     except Exception as error:  # unpickling a file of unknown content may raise anything
-        raise Refused(f"torch refuses it: {_first_line(error)}") from None
+        raise Refused(_reason(error)) from None
     inner = found.get("state_dict") if isinstance(found, dict) else None
     found = inner if isinstance(inner, dict) else found
     if not isinstance(found, dict) or not 0 < len(found) <= MOST_TENSORS:
@@ -75,6 +79,18 @@ def tensors(torch: Any, path: Path) -> dict[str, Any]:
     if size > SHARED * path.stat().st_size + SPARE_TENSORS:
         raise Refused(f"its tensors would take {size} bytes, far more than the file has")
     return {name: value.detach().contiguous().clone() for name, value in found.items()}
+
+
+def _reason(error: Exception) -> str:
+    """Why torch refuses a file. Not in torch's words, which advise to read it with weaker settings."""
+    text = str(error)
+    if asked := _GLOBAL.search(text):
+        return f"it asks for {asked[1]}, which a file of weights has no need of"
+    if "allocate" in text:
+        return "it needs more memory than a file of its size may take"
+    if "weights_only" in text:
+        return "it is no file of tensors, or damaged; download it again"
+    return "it is damaged or cut short; download it again"
 
 
 def _first_line(error: Exception) -> str:
