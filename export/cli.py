@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ParamSpec
 
 import click
 
-from spec_edge.models.contract import SpecError
+from spec_edge.models.contract import BadUsage, SpecError
 
 if TYPE_CHECKING:
     from spec_edge.export.options import BuildOptions
@@ -51,6 +51,15 @@ def one_line_errors(command: Callable[P, None]) -> Callable[P, None]:
     return guarded
 
 
+def one_path(_: click.Context, option: click.Parameter, values: tuple[str, ...]) -> Path | None:
+    """The path of an option that may be given once. BadUsage: twice, or an empty text, which would name this folder."""
+    if len(values) > 1:
+        raise BadUsage(f"--{option.name} is given {len(values)} times; a bundle holds one drafter of each method")
+    if values and not values[0].strip():
+        raise BadUsage(f"--{option.name} needs the path of a folder or file, not an empty text")
+    return Path(values[0]) if values else None
+
+
 @click.group(cls=DefaultBuild)
 @click.version_option(version("spec-edge"), prog_name="spec-export")
 def main() -> None:
@@ -67,8 +76,8 @@ def main() -> None:
 @click.option(
     "--draft", metavar="MODEL", help="A smaller model of the same family; it drafts, in a bundle beside this one."
 )
-@click.option("--medusa", type=click.Path(path_type=Path), help="Medusa heads, a folder or a file, for this model.")
-@click.option("--eagle", type=click.Path(path_type=Path), help="An EAGLE drafter, 1, 2 or 3, a folder or a file.")
+@click.option("--medusa", callback=one_path, multiple=True, metavar="PATH", help="Medusa heads, a folder or a file.")
+@click.option("--eagle", callback=one_path, multiple=True, metavar="PATH", help="An EAGLE-1, 2 or 3 drafter, likewise.")
 @click.option("--force", is_flag=True, help="Replace a bundle that is already there.")
 @click.option("--dry-run", is_flag=True, help="Print shapes, sizes and memory; needs no weights, writes nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
@@ -123,9 +132,14 @@ def _plan(options: BuildOptions, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 @one_line_errors
 def inspect(path: Path, target: Path | None, as_json: bool) -> None:
-    """Say what PATH is: a model, Medusa heads or an EAGLE drafter; its sizes, which target it fits, what it lacks."""
+    """Say what PATH is: a model, Medusa heads or an EAGLE drafter; its sizes, which target it fits, what it lacks.
+
+    Exit code 1 where an export would refuse it: it has a problem, or does not fit the --target.
+    """
     from spec_edge.export.inspect import inspect as look
     from spec_edge.export.inspect import inspect_lines
 
     found = look(path, target)
     click.echo(json.dumps(asdict(found), ensure_ascii=False) if as_json else "\n".join(inspect_lines(found)))
+    if found.refused:
+        sys.exit(1)

@@ -41,7 +41,7 @@ def open_files(path: Path, stack: ExitStack, weights: bool = True, look: bool = 
         raise SpecError(f"there is no file or folder {path}; a drafter is a local folder or file: download it first")
     folder = path if path.is_dir() else path.parent
     config: Json = read_json(folder / CONFIG) if (folder / CONFIG).is_file() else {}
-    file = _weights_file(path) if path.is_dir() else path
+    file = weights_file(path) if path.is_dir() else path
     if file is None or file.name == CONFIG or (not weights and file.suffix in PICKLES):
         if weights or not config:
             raise SpecError(
@@ -59,7 +59,7 @@ def _name(path: Path) -> str:
     return path.resolve().name or str(path)
 
 
-def _weights_file(folder: Path) -> Path | None:
+def weights_file(folder: Path) -> Path | None:
     """The file that holds the weights, or names those that do; safetensors first."""
     for name in SAFE:
         if (folder / name).is_file():

@@ -6,13 +6,16 @@ are read, and pickles by a child process as in an export.
 
 from __future__ import annotations
 
+import os
+import shlex
+import subprocess
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 
-from spec_edge.export.drafter_files import open_files
+from spec_edge.export.drafter_files import open_files, weights_file
 from spec_edge.models.checkpoint import ModelConfig
 from spec_edge.models.contract import SpecError
 from spec_edge.models.drafter import Description, DrafterFiles, kind_of
@@ -25,7 +28,7 @@ class Inspected:
     """What a checkpoint is.
 
     what         "target" (which can also draft, as a draft model) or the kind of a drafter
-    option       how spec-export takes it
+    option       how spec-export takes it; empty: it does not
     hidden_size, vocab_size  its own, or those of the target that it fits; None: it does not say
     base         the target that it names itself
     fits         None: no target was given; else what that target does not share (empty: it fits)
@@ -45,30 +48,44 @@ class Inspected:
     problems: tuple[str, ...]
     fits: str | None = None
 
+    @property
+    def refused(self) -> bool:
+        """Whether an export would refuse it. A model that was looked at as a draft model is one of its own."""
+        return bool(self.problems) or (self.what != "target" and bool(self.fits))
+
 
 def inspect(path: Path, target: Path | None = None) -> Inspected:
     """SpecError: nothing that spec-export reads is there."""
     config = None if target is None else open_config(target)[1]
     with ExitStack() as stack:
-        files = _drafter_files(path, stack)
+        files, unread = _drafter_files(path, stack)
         kind = None if files is None else kind_of(files)
         if files is None or kind is None:
-            return _target(path, files, config)
-        found = kind.describe(files)
-        fits = _fits(files, config)
-    return _drafter(path, kind.name, f"spec-export MODEL --{kind.method} {path}", found, fits)
+            found = _target(path, files, config)
+        else:
+            fits = "not checked, as its weights are not read" if unread and config else _fits(files, config)
+            option = f"spec-export MODEL --{kind.method} {quoted(path)}"
+            found = _drafter(path, kind.name, option, kind.describe(files), fits)
+    found = replace(found, problems=(*unread, *found.problems))
+    return replace(found, option="") if found.refused else found
 
 
-def _drafter_files(path: Path, stack: ExitStack) -> DrafterFiles | None:
-    """None: a file or folder of another sort, such as a GGUF file."""
+def quoted(path: Path) -> str:
+    """As a shell of this system takes it."""
+    return subprocess.list2cmdline([str(path)]) if os.name == "nt" else shlex.quote(str(path))
+
+
+def _drafter_files(path: Path, stack: ExitStack) -> tuple[DrafterFiles | None, tuple[str, ...]]:
+    """What can be read, and why weights that are there cannot be. None: of another sort, such as a GGUF file."""
     if path.suffix == ".gguf":
-        return None
+        return None, ()
     try:
-        return open_files(path, stack, look=True)
-    except SpecError:
+        return open_files(path, stack, look=True), ()
+    except SpecError as error:
         if not path.is_dir() or not (path / "config.json").is_file():
             raise
-    return open_files(path, stack, weights=False, look=True)
+        unread = (error.message,) if weights_file(path) else ()
+    return open_files(path, stack, weights=False, look=True), unread
 
 
 def _drafter(path: Path, what: str, option: str, found: Description, fits: str | None) -> Inspected:
@@ -123,7 +140,7 @@ def _target(path: Path, files: DrafterFiles | None, target: ModelConfig | None) 
     return Inspected(
         str(path),
         "target",
-        f"spec-export {path}, or as a draft model: spec-export MODEL --draft {path}",
+        f"spec-export {quoted(path)}, or as a draft model: spec-export MODEL --draft {quoted(path)}",
         f"{config.family}, {'GGUF' if path.suffix == '.gguf' else 'Hugging Face'}: {name}",
         sizes,
         config.hidden_size,
@@ -159,5 +176,4 @@ def inspect_lines(found: Inspected) -> list[str]:
         lines.append(f"  the target: {found.fits or 'it fits'}")
     lines += [f"  missing: {text}" for text in found.missing]
     lines += [f"  problem: {text}" for text in found.problems]
-    lines.append(f"  use: {found.option}")
-    return lines
+    return [*lines, f"  use: {found.option}"] if found.option else lines

@@ -329,11 +329,44 @@ def test_inspect(bench: Any, tiny_target: Path, heads: Path, tmp_path: Path) -> 
     assert found["sizes"]["heads"] == 4 and "weights" in found["missing"][0]
     wide = {n: np.zeros([s * 2 for s in w.shape], np.float32) for n, w in bench.medusa_tensors(own=False).items()}
     folder = bench.drafter(tmp_path / "wide", wide, {}, "medusa_lm_head.safetensors")
-    text = bench.export("inspect", folder, "--target", tiny_target).stdout
+    result = bench.export("inspect", folder, "--target", tiny_target)
+    text = result.stdout
+    assert result.exit_code == 1 and "use:" not in text
+    result = bench.export("inspect", folder, "--target", tiny_target, "--json")
+    assert result.exit_code == 1 and json.loads(result.stdout)["option"] == ""
     assert "hidden size is 128, the target's is 64" in text and "the target's" in text
     assert "holds no weights" in refused(bench, "inspect", tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "gpt9"}', "utf-8")
     assert "is no model and no drafter" in refused(bench, "inspect", tmp_path)
+
+
+@pytest.mark.parametrize("given", [(), ("--target",)])
+def test_inspect_says_which_weights_it_cannot_read(
+    bench: Any, tiny_target: Path, tmp_path: Path, given: tuple[str, ...]
+) -> None:
+    (tmp_path / "p").mkdir()
+    (tmp_path / "p" / "config.json").write_text(json.dumps({"medusa_num_heads": 3}), "utf-8")
+    torch.save({"0.0.linear.weight": Malicious(tmp_path / "ran")}, tmp_path / "p" / "pytorch_model.bin")
+    result = bench.export("inspect", tmp_path / "p", *given, *([tiny_target] if given else []))
+    assert result.exit_code == 1 and "Traceback" not in result.output
+    assert "problem: " in result.stdout and "pytorch_model.bin is not read: it asks for" in result.stdout
+    assert "use:" not in result.stdout and "it fits" not in result.stdout.replace("that it fits", "")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_the_line_of_use_is_quoted(bench: Any, heads: Path, tmp_path: Path) -> None:
+    shutil.copytree(heads, tmp_path / "my heads")
+    result = bench.export("inspect", tmp_path / "my heads")
+    quote = '"' if os.name == "nt" else "'"
+    assert result.exit_code == 0
+    assert f"  use: spec-export MODEL --medusa {quote}{tmp_path / 'my heads'}{quote}\n" in result.stdout
+
+
+@pytest.mark.parametrize("method", ["medusa", "eagle"])
+def test_one_path_for_each_method(bench: Any, tiny_target: Path, heads: Path, tmp_path: Path, method: str) -> None:
+    build = ("build", tiny_target, "-o", tmp_path / "out")
+    assert "not an empty text" in refused(bench, *build, f"--{method}", "", code=2)
+    assert "is given 2 times" in refused(bench, *build, f"--{method}", heads, f"--{method}", heads, code=2)
 
 
 # --dry-run
