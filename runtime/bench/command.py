@@ -16,18 +16,19 @@ from spec_edge.runtime.bench import bench, curve, markdown, plots, show, writing
 from spec_edge.runtime.bench.settings import Settings
 from spec_edge.runtime.bundle import open_bundle
 from spec_edge.runtime.resolve import bundle_folder
+from spec_edge.runtime.termination import termination_as_interrupt
 
 
 def run(settings: Settings, as_json: bool) -> None:
     """The benchmark. Everything that can be refused is refused before anything is measured."""
+    settings.check_read(curve=False)
     settings = _with_weights(settings)
     settings.check()
-    if settings.out is not None:
-        writing.ready(settings.out)
-    with show.Progress() as progress:
-        report = bench.run(settings, progress)
-    if settings.out is not None:
-        save(report, settings.out)
+    with termination_as_interrupt(), writing.ready(settings.out):
+        with show.Progress() as progress:
+            report = bench.run(settings, progress)
+        if settings.out is not None:
+            save(report, settings.out)
     if as_json:
         click.echo(json.dumps(report, ensure_ascii=False))
     else:
@@ -45,13 +46,13 @@ def save(report: bench.State, folder: Path) -> None:
 
 def run_curve(settings: Settings, as_json: bool) -> None:
     """Only t(width)."""
-    if settings.out is not None:
-        writing.ready(settings.out)
-    bundle = open_bundle(bundle_folder(settings.model))
-    with show.Progress() as progress:
-        rows = curve.every_graph(bundle, settings.thread_count, lambda what: progress.stage(what, None))
-    if settings.out is not None:
-        writing.write_text(settings.out / "curve.json", writing.dumped({"format": bench.FORMAT, "curve": rows}))
+    settings.check_read(curve=True)
+    with termination_as_interrupt(), writing.ready(settings.out):
+        bundle = open_bundle(bundle_folder(settings.model))
+        with show.Progress() as progress:
+            rows = curve.every_graph(bundle, settings.thread_count, lambda what: progress.stage(what, None))
+        if settings.out is not None:
+            writing.write_text(settings.out / "curve.json", writing.dumped({"format": bench.FORMAT, "curve": rows}))
     if as_json:
         click.echo(json.dumps(rows, ensure_ascii=False))
     else:

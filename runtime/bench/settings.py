@@ -5,12 +5,17 @@ Enters: values of the command line. Leaves: a frozen `Settings`, checked as far 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from spec_edge.models.contract import BadUsage
+from spec_edge.runtime import request
 from spec_edge.runtime.bench import own, peer
 from spec_edge.runtime.bench.machine import physical_cores
+from spec_edge.runtime.options import Options
+
+CURVE_READS = ("model", "out", "threads")
+PEERS_READ = ("weights", "draft_weights", "peer_python")
 
 
 @dataclass(frozen=True)
@@ -41,9 +46,24 @@ class Settings:
     def thread_count(self) -> int:
         return physical_cores() if self.threads is None else self.threads
 
+    def check_read(self, curve: bool) -> None:
+        """BadUsage for a setting that nobody would read. curve: only t(width) is asked for."""
+        given = [f.name for f in fields(self) if f.name != "model" and getattr(self, f.name) != f.default]
+        unread = [name for name in given if name not in CURVE_READS] if curve else []
+        if unread:
+            raise BadUsage(
+                f"--curve runs every graph by itself and reads no {_shown(unread[:1])}; leave out {_shown(unread)}"
+            )
+        if self.threads is not None and self.threads < 1:
+            raise BadUsage(f"threads must be at least 1, not {self.threads}")
+        for_peers = [name for name in given if name in PEERS_READ]
+        if for_peers and not peer.wanted(self.peers):
+            raise BadUsage(f"only peers read {_shown(for_peers)}; name some with --peers, or leave it out")
+
     def check(self) -> None:
         """BadUsage for what makes no sense."""
         own.methods(self.methods)
+        request.check(Options(temperature=self.temperature))
         if self.repeat < 1:
             raise BadUsage(f"repeat must be at least 1, not {self.repeat}")
         if self.max_new_tokens < 2:
@@ -58,3 +78,8 @@ class Settings:
             raise BadUsage(
                 "peers need the weights that the bundle was made from: --weights FILE (GGUF or Hugging Face folder)"
             )
+
+
+def _shown(names: list[str]) -> str:
+    """Fields as the options that they are."""
+    return ", ".join(f"--{name.replace('_', '-')}" for name in names)

@@ -10,7 +10,8 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,22 @@ FOLDERS = re.compile(r"""(?<![\w.])(?:[A-Za-z]:)?[/\\](?:[^\s/\\'":]+[/\\])+""")
 """The folders at the head of an absolute path."""
 
 
-def ready(folder: Path) -> None:
-    """Make the folder and try it."""
+@contextmanager
+def ready(folder: Path | None) -> Iterator[None]:
+    """Make the folder and try it. Where the block fails, what was made here and is still empty is removed."""
+    made = [] if folder is None else [place for place in (folder, *folder.parents) if not place.exists()]
+    try:
+        if folder is not None:
+            _tried(folder)
+        yield
+    except BaseException:
+        with suppress(OSError):  # one that holds something stays, and so do those above it
+            for place in made:
+                place.rmdir()
+        raise
+
+
+def _tried(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):

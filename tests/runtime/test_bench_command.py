@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
 from spec_edge.runtime import cli
+from spec_edge.runtime.bench import command
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 GOLDEN = Path(__file__).parent / "goldens" / "help_bench.txt"
@@ -108,7 +111,7 @@ def test_the_curve_of_every_graph(tiny: Path, tmp_path: Path) -> None:
         (["--peers", "llama-cpp", "--weights", "nowhere.gguf"], 2, "weights: there is no file or folder"),
         (["--peers", "llama-cpp", "--weights", "README.md"], 1, "not the file that the bundle was made from"),
         (["--peers", "llama-cpp", "--weights", "w", "--temperature", "1"], 2, "greedy"),
-        (["--peer-python", "llama-cpp"], 2, "NAME=PATH"),
+        (["--peers", "llama-cpp", "--peer-python", "llama-cpp"], 2, "NAME=PATH"),
         (["--repeat", "0"], 2, "repeat must be at least 1"),
         (["--limit", "0"], 2, "limit must be at least 1"),
         (["--max-new-tokens", "1"], 2, "max-new-tokens must be at least 2"),
@@ -117,6 +120,12 @@ def test_the_curve_of_every_graph(tiny: Path, tmp_path: Path) -> None:
         (["--provider", "npu"], 2, "provider 'npu' is not available"),
         (["--out", "README.md"], 2, "cannot write into"),
         (["-m", "nowhere"], 2, "nowhere"),
+        (["-m", "nowhere", "--temperature", "-1"], 2, "temperature must be between 0"),
+        (["-m", "nowhere", "--temperature", "nan"], 2, "temperature must be between 0"),
+        (["--out", "new/deep", "--questions", "nowhere.jsonl"], 2, "cannot read the questions"),
+        (["--weights", "w"], 2, "only peers read --weights; name some with --peers"),
+        (["--draft-weights", "w"], 2, "only peers read --draft-weights"),
+        (["--peer-python", "llama-cpp=x"], 2, "only peers read --peer-python"),
     ],
 )
 def test_bad_calls_get_one_line(
@@ -130,6 +139,47 @@ def test_bad_calls_get_one_line(
     lines = [line for line in result.stderr.splitlines() if line.startswith("Error: ")]
     assert len(lines) == 1 and "Traceback" not in result.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) in (["README.md"], ["README.md", "cache"])
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--methods", "suffix"], "--methods"),
+        (["--limit", "2", "--repeat", "1"], "--repeat, --limit"),
+        (["--peers", "llama-cpp"], "--peers"),
+        (["--temperature", "-1"], "--temperature"),
+        (["--questions", "q.jsonl"], "--questions"),
+        (["--provider", "npu"], "--provider"),
+        (["--threads", "0"], "threads must be at least 1"),
+    ],
+)
+def test_the_curve_refuses_what_it_does_not_read(tmp_path: Path, args: list[str], said: str) -> None:
+    result = bench("-m", "nowhere", "--curve", "--out", tmp_path / "c", *args)
+    assert result.exit_code == 2 and said in result.stderr, result.output
+    assert len([line for line in result.stderr.splitlines() if line.startswith("Error: ")]) == 1
+    assert not (tmp_path / "c").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("curve", [False, True])
+def test_an_interrupted_run_leaves_no_empty_folder(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, curve: bool
+) -> None:
+    module, name = (command.curve, "every_graph") if curve else (command.bench, "run")
+    monkeypatch.setattr(module, name, lambda *_: signal.raise_signal(number))
+    before = signal.signal(signal.SIGINT, _ctrl_c)  # a background job ignores it
+    (tmp_path / "old").mkdir()
+    try:
+        for out in ("new/deep", "old"):
+            result = bench("-m", tiny, *(["--curve"] if curve else []), "--out", tmp_path / out)
+            assert result.exit_code == 130 and "interrupted" in result.stderr, result.output
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert [path.name for path in tmp_path.iterdir() if path.name != "cache"] == ["old"]
+
+
+def _ctrl_c(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
 
 
 def test_help_is_the_golden_one() -> None:
