@@ -231,6 +231,13 @@ def kind_of(files: DrafterFiles) -> DrafterKind | None:
     return next((kind for kind in kinds() if kind.claims(files)), None)
 
 
+def check_architectures(config: Json, where: str) -> None:
+    """SpecError: a config.json whose `architectures` are no list of names."""
+    found = config.get("architectures")
+    if found is not None and not (isinstance(found, list) and all(isinstance(name, str) for name in found)):
+        raise SpecError(f"{where}: config.json: 'architectures' must be a list of names, not {str(found)[:60]}")
+
+
 def refuse(what: str, files: DrafterFiles, own: int, target: int) -> SpecError:
     """The error of a drafter that was made for another target: `refuse("hidden size", ...)`."""
     return SpecError(

@@ -14,7 +14,17 @@ from numpy.typing import NDArray
 
 from spec_edge.models.checkpoint import ModelConfig, Weights
 from spec_edge.models.contract import CacheFacts, GraphSpec, SpecError
-from spec_edge.models.drafter import AsStored, DrafterFiles, FileWeights, MakeGraphs, Room, Run, Shapes, pack_own
+from spec_edge.models.drafter import (
+    AsStored,
+    DrafterFiles,
+    FileWeights,
+    MakeGraphs,
+    Room,
+    Run,
+    Shapes,
+    check_architectures,
+    pack_own,
+)
 from spec_edge.models.eagle_graph import graphs, positions
 from spec_edge.models.eagle_network import EMBED, IDS, KNOWN, PREFIX, Eagle, own_tensors, store
 from spec_edge.models.eagle_reference import forward, fused
@@ -53,6 +63,9 @@ def own_names(files: DrafterFiles) -> dict[str, StoredTensor]:
 
 def decoder(config: Json, own_keys: frozenset[str], biased: bool, where: str) -> ModelConfig:
     """ModelConfig of the drafter's layers. own_keys: EAGLE's, read elsewhere. SpecError names an unknown key."""
+    if not config:
+        raise SpecError(f"{where} has no config.json (or an empty one); an EAGLE drafter needs it: download it too")
+    check_architectures(config, where)
     if config.get("model_type") not in TYPES:
         known = ", ".join(str(t) for t in TYPES[1:])
         raise SpecError(f"{where}: layers of type '{config.get('model_type')}' are not supported. Supported: {known}")

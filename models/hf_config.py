@@ -72,6 +72,9 @@ _HF_READ = frozenset(
 _HF_ROPE = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor"})
 _HF_LLAMA3 = frozenset({"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"})
 
+MOST = 1 << 31
+"""Integers of a config.json are below this."""
+
 
 def _where(key: str) -> str:
     return f"config.json: '{key}'"
@@ -80,8 +83,10 @@ def _where(key: str) -> str:
 def hf_integer(config: Json, key: str, default: int | None = None) -> int:
     value = config.get(key)
     value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 1 << 31:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise SpecError(f"{_where(key)} must be a positive integer, not {value!r}")
+    if value >= MOST:
+        raise SpecError(f"{_where(key)} must be below {MOST}, not {value}")
     return value
 
 

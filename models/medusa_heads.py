@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from spec_edge.models.contract import SpecError
-from spec_edge.models.drafter import DrafterFiles, Shapes
+from spec_edge.models.drafter import DrafterFiles, Shapes, check_architectures
 from spec_edge.models.family import Json
 
 
@@ -45,12 +45,14 @@ class HeadNames:
 
 @dataclass(frozen=True)
 class Layout:
-    """All heads of a checkpoint. residual: x + SiLU(.), else GELU(.). token_map: tensor of the reduced vocabulary."""
+    """All heads of a checkpoint. residual: x + SiLU(.), else GELU(.). token_map: tensor of the reduced vocabulary.
+    always_biased: layers without a bias are incomplete."""
 
     dialect: str
     residual: bool
     heads: tuple[HeadNames, ...]
     token_map: str | None = None
+    always_biased: bool = False
 
     @property
     def names(self) -> frozenset[str]:
@@ -72,6 +74,10 @@ INSIDE = "medusa_head."
 """Before the names of heads that lie in the target's own checkpoint."""
 
 
+MOST = 1 << 24
+"""Numbers of a config.json are below this."""
+
+
 def claims(files: DrafterFiles) -> bool:
     """Medusa's tensors, or the keys of its config where there are none."""
     if files.tensors:
@@ -81,6 +87,7 @@ def claims(files: DrafterFiles) -> bool:
 
 def layout(files: DrafterFiles, shapes: Shapes) -> Layout:
     """The heads of these tensors, the file's or `planned`. SpecError: one is incomplete or not understood."""
+    check_architectures(files.config, files.name)
     dialects: tuple[tuple[re.Pattern[str], Callable[[DrafterFiles, Shapes, Found], Layout]], ...] = (
         (_RESIDUAL, _residual),
         (_VLLM, _vllm),
@@ -96,8 +103,10 @@ def layout(files: DrafterFiles, shapes: Shapes) -> Layout:
 def number(config: Json, key: str, default: int, least: int = 1) -> int:
     """A small whole number of config.json; `default` where it is absent."""
     value = config.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 1 << 24:
-        raise SpecError(f"config.json: '{key}' must be a whole number of at least {least}, not {str(value)[:40]!r}")
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < MOST:
+        raise SpecError(
+            f"config.json: '{key}' must be a whole number from {least} to {MOST - 1}, not {str(value)[:40]!r}"
+        )
     return value
 
 
@@ -145,7 +154,7 @@ def _residual(files: DrafterFiles, shapes: Shapes, found: Found) -> Layout:
     inside = any(name.startswith(INSIDE) for name in shapes)
     own = any(head.output for head in heads)
     dialect = "C, Medusa 1.0 (heads inside a model)" if inside else "A, Medusa 0.1" if own else "B, Medusa 2 / TGI"
-    return Layout(dialect, True, tuple(heads))
+    return Layout(dialect, True, tuple(heads), always_biased=True)
 
 
 def _vllm(files: DrafterFiles, shapes: Shapes, found: Found) -> Layout:
@@ -214,6 +223,17 @@ def _checked(files: DrafterFiles, shapes: Shapes, made: Layout) -> Layout:
         raise SpecError(f"{files.name} holds a tensor that no Medusa head reads: '{strange[0]}'")
     if len({(len(head.blocks), head.output is None) for head in made.heads}) > 1:
         raise SpecError(f"{files.name}: the heads differ in their layers; heads of one kind are supported")
+    return _biased(files, made)
+
+
+def _biased(files: DrafterFiles, made: Layout) -> Layout:
+    """A residual layer of the original always has a bias; elsewhere all have one or none. SpecError: it is missing."""
+    blocks = {(block.weight, block.bias) for head in made.heads for block in head.blocks}
+    outputs = {(head.output, head.output_bias) for head in made.heads if head.output}
+    for pairs, always in ((blocks, made.always_biased), (outputs, False)):
+        lost = sorted(f"{weight.removesuffix('weight')}bias" for weight, bias in pairs if bias is None)
+        if lost and (always or len(lost) < len(pairs)):
+            raise SpecError(f"{files.name} has no tensor '{lost[0]}'; the file is incomplete")
     return made
 
 

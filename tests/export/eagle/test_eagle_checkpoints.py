@@ -110,6 +110,9 @@ REFUSED = [
     ("twice", tensor(layers__0__hidden_norm__weight=torch.ones(32)), "'layers.0.hidden_norm.weight' twice"),
     ("layers", setting(num_hidden_layers=2), "has no tensor 'layers.1.self_attn.q_proj.weight'"),
     ("no head", without("lm_head.weight"), "has no tensor 'lm_head.weight'"),
+    ("no config", lambda config, _: config.clear(), "drafter has no config.json"),
+    ("class", setting(architectures=5), "'architectures' must be a list of names, not 5"),
+    ("limit", setting(intermediate_size=10**18), "'intermediate_size' must be below 2147483648"),
     ("narrow", setting(hidden_size=24, target_hidden_size=32), r"'fc.weight' has shape \[32, 96\]"),
 ]
 
@@ -127,6 +130,8 @@ OLDER = [
     ("hidden size", setting(hidden_size=64, num_attention_heads=4), "hidden size is 64, the target's is 32"),
     ("vocabulary", setting(vocab_size=95), "its vocabulary is 95, the target's is 96"),
     ("layernorm", tensor(layers__0__input_layernorm__weight=torch.ones(32)), "does not read: layers.0.input_layernorm"),
+    ("no config", lambda config, _: config.clear(), "has no config.json"),
+    ("class", setting(architectures=5), "'architectures' must be a list of names, not 5"),
     ("fc", tensor(fc__weight=torch.zeros(32, 96)), r"'fc.weight' has shape \[32, 96\].*\[32, 64\]"),
 ]
 

@@ -65,6 +65,7 @@ CONFIG: dict[str, tuple[dict[str, Any], str]] = {
     "odd type": ({"model_type": ["llama"]}, "no 'model_type'"),
     "class": ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
     "heads": ({"num_attention_heads": "four"}, "'num_attention_heads' must be a positive integer, not 'four'"),
+    "limit": ({"hidden_size": 10**18}, "'hidden_size' must be below 2147483648, not 1000000000000000000"),
     "no size": ({"hidden_size": ...}, "'hidden_size' must be a positive integer, not None"),
     "division": ({"num_attention_heads": 5, "head_dim": ...}, "hidden_size 64 does not divide into 5 heads"),
     "eps": ({"rms_norm_eps": -1}, "'rms_norm_eps' must be a positive number"),
