@@ -55,7 +55,8 @@ def check(options: Options, draft: bool = False) -> None:
 
 
 def methods(options: Options) -> list[ModuleType]:
-    """The files of the methods in `a+b`. BadUsage: an unknown one, none, one twice, or `off` names none of them."""
+    """The files of the methods in `a+b`. BadUsage: an unknown one, none, one twice, one that drafts nothing beside
+    others, or `off` names none of them."""
     names = [name.strip() for name in options.method.split("+")]
     if "" in names:
         what = f"'{options.method}' has a '+' too many" if "+" in options.method else "is empty"
@@ -63,6 +64,9 @@ def methods(options: Options) -> list[ModuleType]:
     modules = [find(DRAFTERS, "create", name, "method") for name in names]
     if len(set(names)) < len(names):
         raise BadUsage(f"method '{options.method}' names one twice; a+b joins different ones")
+    idle = [name for name, module in zip(names, modules, strict=True) if not getattr(module, "DRAFTS", True)]
+    if idle and len(names) > 1:
+        raise BadUsage(f"method '{idle[0]}' drafts nothing, so '{options.method}' joins nothing with it; leave it out")
     if strangers := [name for name in options.off if name not in names]:
         raise BadUsage(f"'{strangers[0]}' is no member of {options.method}, so it cannot be off")
     return modules

@@ -27,6 +27,8 @@ MOST = 1 << 10
 """Most paths of a tree."""
 WIDEST = 64
 """Ranks of one level."""
+SHOWN = 8
+"""Ranks of a path that a message shows."""
 
 _NUMBERS = re.compile(r"\d{1,3}(?:[\s,]+\d{1,3})*")
 
@@ -86,11 +88,17 @@ def checked(paths: Sequence[Ranks], what: str) -> tuple[Ranks, ...]:
         raise BadUsage(f"{what} must have between 1 and {MOST} different paths, not {len(paths)}")
     for path in paths:
         if not path or any(not 0 <= rank < WIDEST for rank in path):
-            raise BadUsage(f"{what}: a path has ranks between 0 and {WIDEST - 1}, not {list(path)}")
+            raise BadUsage(f"{what}: a path has ranks between 0 and {WIDEST - 1}, not {_shown(path)}")
         if len(path) > 1 and path[:-1] not in known:
-            raise BadUsage(f"{what} has the path {list(path)} but not its beginning {list(path[:-1])}")
+            raise BadUsage(f"{what} has the path {_shown(path)} but not its beginning {_shown(path[:-1])}")
     place = {path: i for i, path in enumerate(paths)}
     return tuple(sorted(paths, key=lambda p: (max(place[p[: n + 1]] for n in range(len(p))), len(p))))
+
+
+def _shown(path: Ranks) -> str:
+    """A path for a message, short."""
+    ranks = ", ".join(str(rank) if abs(rank) < LIMIT else "..." for rank in path[:SHOWN])
+    return f"[{ranks}]" if len(path) <= SHOWN else f"[{ranks}, ...] of {len(path)} ranks"
 
 
 def by_levels(branches: Sequence[int]) -> tuple[Ranks, ...]:

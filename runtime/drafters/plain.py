@@ -10,6 +10,9 @@ from spec_edge.runtime.drafters.options import DrafterOptions
 READS = ("draft_tokens",)
 """A limit that drafting nothing keeps: methods can be compared under the same options. See `drafters/options.py`."""
 
+DRAFTS = False
+"""This method is refused beside others in a hybrid, to which it would add nothing."""
+
 
 class Plain:
     """Proposes nothing."""

@@ -243,6 +243,8 @@ REFUSED = [
     (["--method", "suffix+drft"], "unknown method 'drft'. Did you mean 'draft'?"),
     (["--method", "suffix+suffix"], "names one twice"),
     (["--method", "+"], "method '+' has a '+' too many; write one of auto, draft"),
+    (["--method", "plain+suffix"], "method 'plain' drafts nothing, so 'plain+suffix' joins nothing with it; leave it"),
+    (["--method", "suffix+draft+plain"], "method 'plain' drafts nothing"),
     (["--method", "plain+"], "method 'plain+' has a '+' too many"),
     (["--method", "+plain"], "method '+plain' has a '+' too many"),
     (["--method", "suffix++draft"], "method 'suffix++draft' has a '+' too many"),

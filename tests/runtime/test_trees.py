@@ -51,6 +51,9 @@ def test_a_file_of_paths(tmp_path: Path, text: str, paths: tuple[tuple[int, ...]
     ("data", "message"),
     [
         (b"0 0\n", "has the path [0, 0] but not its beginning [0]"),
+        (b"0 " * 199 + b"0", "but not its beginning [0, 0, 0, 0, 0, 0, 0, 0, ...] of 199 ranks"),
+        (b"[[" + b"7, " * 199 + b"99]]", "not [7, 7, 7, 7, 7, 7, 7, 7, ...] of 200 ranks"),
+        (b"[[" + b"9" * 4000 + b"]]", "ranks between 0 and 63, not [...]"),
         (b"0\n0\n", "different paths"),
         (b"", "between 1 and"),
         (b"[]", "between 1 and"),
@@ -73,6 +76,7 @@ def test_a_bad_file_is_one_line(tmp_path: Path, data: bytes, message: str) -> No
     with pytest.raises(BadUsage) as caught:
         paths_of(str(tmp_path / "tree"))
     assert message in caught.value.message and "\n" not in caught.value.message
+    assert len(caught.value.message) < 200 + len(str(tmp_path))
 
 
 def test_an_unknown_tree_names_the_nearest() -> None:
