@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from math import sqrt
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -244,6 +245,17 @@ def refuse(what: str, files: DrafterFiles, own: int, target: int) -> SpecError:
         f"{files.name} does not fit this target: its {what} is {own}, the target's is {target}; "
         "use the model that it was trained for"
     )
+
+
+SAME_TABLE = 0.01
+"""A table whose root mean square difference from the target's is below this share of it is a copy: rounding of a copy
+to 8 bits makes 0.005."""
+
+
+def same_table(own: NDArray[np.float32], other: NDArray[np.float32]) -> bool:
+    """Whether a drafter's embedding or lm_head [V, H] is the target's, as good as."""
+    difference = own - other
+    return sqrt(float(np.vdot(difference, difference))) < SAME_TABLE * sqrt(float(np.vdot(other, other)))
 
 
 def borrowed_head(target: ModelConfig) -> str:

@@ -24,6 +24,7 @@ from spec_edge.models.drafter import (
     Shapes,
     check_architectures,
     pack_own,
+    same_table,
 )
 from spec_edge.models.eagle_graph import graphs, positions
 from spec_edge.models.eagle_network import EMBED, IDS, KNOWN, PREFIX, Eagle, own_tensors, store
@@ -39,10 +40,6 @@ SILENT = ("rotary_emb.inv_freq", "verifier_lm_head.weight", "verifier_norm.weigh
 
 TYPES = (None, "llama", "qwen2", "eagle", "eagle3", "speculators")
 """Accepted values of `model_type`: Llama's layers under any of these names."""
-
-SAME_TABLE = 0.01
-"""An embedding whose root mean square difference from the target's is below this share of it is a copy: rounding of a
-copy to 8 bits makes 0.005."""
 
 CHECK_ROWS = 12
 
@@ -179,9 +176,7 @@ def _same_table(net: Eagle, target: Weights) -> bool:
     """Whether the drafter's embedding is the target's, as good as."""
     if net.config.hidden_size != net.target.hidden_size:
         return False
-    own, other = net.weights.dense(f"{PREFIX}{EMBED}"), target.dense("model.embed_tokens.weight")
-    difference = own - other
-    return math.sqrt(float(np.vdot(difference, difference))) < SAME_TABLE * math.sqrt(float(np.vdot(other, other)))
+    return same_table(net.weights.dense(f"{PREFIX}{EMBED}"), target.dense("model.embed_tokens.weight"))
 
 
 def weights_of(found: Mapping[str, StoredTensor]) -> FileWeights:

@@ -26,6 +26,7 @@ from spec_edge.models.drafter import (
     Shapes,
     pack_own,
     refuse,
+    same_table,
 )
 from spec_edge.models.medusa_graph import NAME, Heads, graphs, reduced, store_heads
 from spec_edge.models.medusa_heads import Layout, claims, layout, number, planned
@@ -56,22 +57,25 @@ class Medusa:
         return {f"{NAME}.{name}": self.own.shapes[name] for name in sorted(self.own.layout.names)}
 
     def planned(self) -> Medusa:
-        files = replace(self.own.files, tensors=planned_tensors(self.own.shapes))
-        return replace(self, own=replace(self.own, files=files))
+        # a shared lm_head of the target's size is nearly always its copy, which an export finds and leaves out
+        own = self.own if _shared_output(self.own) is None else _borrowing(self.own)
+        files = replace(own.files, tensors=planned_tensors(own.shapes))
+        return replace(self, own=replace(own, files=files))
 
     def store(self, out: Writer, room: Room, target: Weights) -> MakeGraphs:
-        del target
-        own = store_heads(self.own, out, room.precision)
-        return lambda stored, room: graphs(self.own, own, stored, room)
+        heads = _borrowing(self.own) if _is_copy(self.own, target) else self.own
+        own = store_heads(heads, out, room.precision)
+        return lambda stored, room: graphs(heads, own, stored, room)
 
     def check(self, graph: GraphSpec, run: Run, target: Weights, precision: str) -> float | None:
+        heads = _borrowing(self.own) if graph.borrows else self.own
         own = AsStored(FileWeights(self.own.files.tensors), lambda weights, name: pack_own(weights, name, precision))
         rng = np.random.default_rng(0)
         worst = 0.0
         for _ in range(3):
             hidden = rng.normal(size=(1, 1, self.own.target.hidden_size)).astype(graph.inputs[0].dtype)
             out = run({"hidden": hidden})
-            laws = reference(self.own, own, target, hidden[0, 0].astype(np.float32))
+            laws = reference(heads, own, target, hidden[0, 0].astype(np.float32))
             worst = max(worst, _difference(laws, out["top_ids"][0], out["top_logprobs"][0]))
         return worst
 
@@ -81,6 +85,31 @@ def _difference(laws: F32, ids: NDArray[np.int32], values: F32) -> float:
     at = np.take_along_axis(laws, ids.astype(np.int64), 1)
     best = -np.sort(-laws, axis=1)[:, : ids.shape[1]]
     return float(max(np.abs(at - values).max(), (best - at).max()) / np.abs(best).max())
+
+
+def _shared_output(own: Heads) -> str | None:
+    """The matrix of the target's size that gives the logits of all heads; None: there is no such matrix."""
+    outputs = {(head.output, head.output_bias) for head in own.layout.heads}
+    name, bias = next(iter(outputs))
+    alone = len(outputs) == 1 and len(own.layout.heads) > 1 and name is not None and bias is None
+    return name if alone and name and own.shapes[name][0] == own.target.vocab_size else None
+
+
+def _is_copy(own: Heads, target: Weights) -> bool:
+    """Whether a shared lm_head is the target's, as good as."""
+    name = _shared_output(own)
+    return name is not None and same_table(FileWeights(own.files.tensors).dense(name), target.dense(_table(own.target)))
+
+
+def _borrowing(own: Heads) -> Heads:
+    """The same heads with the target's lm_head."""
+    heads = tuple(replace(head, output=None) for head in own.layout.heads)
+    return replace(own, layout=replace(own.layout, heads=heads))
+
+
+def _table(target: ModelConfig) -> str:
+    """Name of the matrix that gives the target's logits."""
+    return "model.embed_tokens.weight" if target.tied else "lm_head.weight"
 
 
 # Opening
@@ -196,7 +225,7 @@ def _reference_head(drafter: Heads, weights: Weights, target: Weights, x: F32, i
         with np.errstate(over="ignore"):
             x = (x + y / (1 + np.exp(-y)) if drafter.layout.residual else _gelu(y)).astype(np.float32)
     if head.output is None:
-        table = target.dense("model.embed_tokens.weight" if config.tied else "lm_head.weight")
+        table = target.dense(_table(config))
     else:
         table = reduced(drafter, weights, head.output).dense(head.output)
     logits = table @ x + (weights.dense(head.output_bias) if head.output_bias else 0)

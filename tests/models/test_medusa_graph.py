@@ -5,6 +5,7 @@ To write the goldens again after a wanted change: SPEC_EDGE_REGOLD=1 pytest test
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from collections import Counter
@@ -279,6 +280,32 @@ def test_the_shared_lm_head_is_one_matmul(lab: Any, tmp_path: Path) -> None:
     graph = made(lab, tmp_path, CASES["B"]()).graphs["fused"].model.graph
     operators = Counter(n.op_type for n in graph.node)
     assert operators["Gemm"] == 1 and operators["MatMul"] == 1
+
+
+@pytest.mark.parametrize("model", ["llama-mha-untied", "llama-gqa-tied"])
+@pytest.mark.parametrize("mapped", [False, True])
+def test_a_copy_of_the_targets_lm_head_is_borrowed(lab: Any, tmp_path: Path, model: str, mapped: bool) -> None:
+    """As it is and rounded, for all heads, also beside a map; another matrix is stored."""
+    tiny = lab.tiny(model)
+    name = "model.embed_tokens.weight" if tiny.config.tied else "lm_head.weight"
+    table = tiny.weights.dense(name)
+    noise = np.random.default_rng(2).normal(size=table.shape).astype(np.float32) * np.abs(table).mean()
+    borrowed, drafter_bytes = {}, {}
+    for kind, share in (("same", 0), ("rounded", 0.005), ("other", 0.1)):
+        case = vllm(kept="rows" if mapped else "", output="one")
+        case = changed(case, lm_head__weight=(table + share * noise).astype(np.float32))
+        if mapped:
+            case.tensors["token_map"] = vllm(kept="rows").tensors["token_map"]
+        (tmp_path / kind).mkdir()
+        bundle = made(lab, tmp_path / kind, case, model)
+        fused = bundle.graphs["fused"]
+        borrowed[kind] = bool(fused.borrows)
+        drafter_bytes[kind] = (tmp_path / kind / "weights.bin").stat().st_size
+        spec = bundle.graphs["portable"].spec("medusa", FileFact("x.onnx", 1, "0" * 64))
+        run = functools.partial(bundle.run, "portable")
+        assert float(bundle.drafter.check(spec, run, lab.weights({name: bundle.table}), "fp32")) < 1e-4
+    assert borrowed == {"same": True, "rounded": True, "other": False}
+    assert drafter_bytes["same"] < drafter_bytes["other"]
 
 
 GOLDEN_CASES = [("A", "llama-mha-untied", "fp32"), ("B", "llama-gqa-tied", "int4"), ("MLP", "llama-mha-untied", "fp16")]
