@@ -58,6 +58,8 @@ def _features(graph: GraphSpec, model: ModelFacts) -> None:
     outputs, taps = _shapes(graph.outputs), len(model.taps) * model.hidden_size
     if _last(outputs, "taps") != (taps or None):
         fail("model.taps", f"{list(model.taps)} do not fit the output 'taps' of graph {graph.name}")
+    if _last(outputs, "logits") != model.vocab_size:
+        fail("model.vocab_size", f"{model.vocab_size} is not the {_last(outputs, 'logits')} of graph {graph.name}")
     if _last(outputs, "hidden") not in (None, model.hidden_size):
         fail("model.hidden_size", f"{model.hidden_size} is not the {_last(outputs, 'hidden')} of graph {graph.name}")
 
@@ -79,23 +81,32 @@ def _medusa(drafter: DrafterFact, manifest: Manifest, where: str) -> None:
 
 
 def _eagle(drafter: DrafterFact, manifest: Manifest, where: str) -> None:
-    graphs = _of(manifest, drafter.name)
+    if drafter.heads != 1:
+        fail(f"{where}.heads", f"{drafter.heads} is not 1, which kind {drafter.kind} has")
+    graphs, model = _of(manifest, drafter.name), manifest.model
     roles = {graph.role for graph in graphs}
     if (FUSE in roles) != (drafter.kind == "eagle3" and "step" in roles):
         fail(f"{where}.kind", f"{drafter.kind} {'has no' if FUSE in roles else 'needs a'} graph of role '{FUSE}'")
-    model = manifest.model
     read = model.hidden_size * (len(model.taps) if drafter.reads == "taps" else 1)
     for graph in graphs:
         if graph.role == FUSE:
             _width(graph, "taps", read, where)
-            continue
-        assert drafter.cache is not None  # manifest_values: an EAGLE drafter has one
-        _cache(graph, drafter.cache, f"{where}.cache")
-        outputs = _shapes(graph.outputs)
-        if lacking := [name for name in (*ANSWER, *LOGITS.get(graph.role, ())) if name not in outputs]:
-            fail(where, f"needs the output '{lacking[0]}' of graph {graph.name}")
-        own = _last(outputs, "hidden") if drafter.kind == "eagle3" else model.hidden_size
-        _width(graph, "features", read if graph.role in UNFUSED else own, where)
+        else:
+            _eagle_step(graph, drafter, model, read, where)
+
+
+def _eagle_step(graph: GraphSpec, drafter: DrafterFact, model: ModelFacts, read: int, where: str) -> None:
+    """A graph that reads the cache. read: numbers per row of what the drafter reads of the target."""
+    assert drafter.cache is not None  # manifest_values: an EAGLE drafter has one
+    _cache(graph, drafter.cache, f"{where}.cache")
+    outputs = _shapes(graph.outputs)
+    if lacking := [name for name in (*ANSWER, *LOGITS.get(graph.role, ())) if name not in outputs]:
+        fail(where, f"needs the output '{lacking[0]}' of graph {graph.name}")
+    ids = drafter.vocabulary.bytes // 4 if drafter.vocabulary else model.vocab_size
+    if _last(outputs, "logits") not in (None, ids):
+        fail(f"{where}.vocabulary", f"of {ids} ids is not the {_last(outputs, 'logits')} of graph {graph.name}")
+    own = _last(outputs, "hidden") if drafter.kind == "eagle3" else model.hidden_size
+    _width(graph, "features", read if graph.role in UNFUSED else own, where)
 
 
 CHECKS: Mapping[str, Callable[[DrafterFact, Manifest, str], None]] = {"medusa": _medusa, "eagle": _eagle}

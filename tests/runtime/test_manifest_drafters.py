@@ -30,7 +30,7 @@ MEDUSA = DrafterFact("medusa", "medusa", "hidden", 8, SOURCE, heads=3)
 EAGLE = DrafterFact("eagle", "eagle3", "taps", 8, SOURCE, cache=CACHE)
 
 
-HIDDEN = 32
+HIDDEN, VOCAB = 32, 266
 TAPS = TensorSpec("taps", "float32", (1, "S", 2 * HIDDEN))
 CACHED = tuple(TensorSpec(f"past_{kind}.0", "float32", (1, 2, "M", 16)) for kind in ("key", "value"))
 TOP = tuple(TensorSpec(name, "float32", (1, 3, 4)) for name in ("top_ids", "top_logprobs"))
@@ -39,7 +39,7 @@ FEATURES = TensorSpec("features", "float32", (1, "S", HIDDEN))
 TAPPED = replace(FEATURES, shape=(1, 16, 2 * HIDDEN))
 SIDES = {
     "heads": ((OWN,), TOP),
-    "step": ((FEATURES, *CACHED), (*TOP, OWN, TensorSpec("logits", "float32", (1, "S", 9)))),
+    "step": ((FEATURES, *CACHED), (*TOP, OWN, TensorSpec("logits", "float32", (1, "S", VOCAB)))),
     "fuse": ((TAPS,), (FEATURES,)),
     "catchup": ((TAPPED, *CACHED), (*TOP, OWN)),
 }
@@ -61,7 +61,7 @@ def good(tiny: Path) -> Manifest:
 
 
 def test_drafters_survive_the_round_trip(good: Manifest) -> None:
-    named = replace(EAGLE, vocabulary=FileFact("eagle-vocabulary.bin", 8, "2" * 64))
+    named = replace(EAGLE, vocabulary=FileFact("eagle-vocabulary.bin", 4 * VOCAB, "2" * 64))
     known = replace(MEDUSA, accuracy=((0.5, 0.1), (0.3, 0.1), (0.2, 0.05)))
     manifest = replace(good, drafters=(known, named))
     assert schema.read(schema.write(manifest)) == manifest
@@ -147,6 +147,10 @@ DISAGREE: list[tuple[Callable[[Manifest], Manifest], str]] = [
         each("step", lambda g: replace(g, inputs=(TAPPED, *CACHED))),
         "drafters[1] needs 32 numbers a row in 'features' of graph eagle-step, which takes 64",
     ),
+    (
+        eagle(vocabulary=FileFact("v.bin", 8, "2" * 64)),
+        f"drafters[1].vocabulary of 2 ids is not the {VOCAB} of graph eagle-step",
+    ),
     (each("step", lambda g: replace(g, outputs=g.outputs[:-1])), "needs the output 'logits' of graph eagle-step"),
     (each("step", lambda g: replace(g, borrows=("x",))), "borrows names 'x', which no graph of this network borrows"),
     (
@@ -154,6 +158,8 @@ DISAGREE: list[tuple[Callable[[Manifest], Manifest], str]] = [
         "borrows names 'lm_head', which no graph of this network borrows",
     ),
     (facts(taps=(0, 1, 2)), "model.taps [0, 1, 2] do not fit the output 'taps' of graph step"),
+    (facts(vocab_size=VOCAB + 1), f"model.vocab_size {VOCAB + 1} is not the {VOCAB} of graph step"),
+    (eagle(heads=2), "drafters[1].heads 2 is not 1, which kind eagle3 has"),
     (facts(layers=3), "model.layers 3 are not the 2 of graph step"),
     (facts(kv_heads=1), "model.kv_heads 1 is not the 2 of graph step"),
     (facts(rope=ENDLESS), "model.rope.inv_freq has a value outside 0..10000"),
