@@ -134,7 +134,7 @@ def _plan(options: BuildOptions, as_json: bool) -> None:
 def inspect(path: Path, target: Path | None, as_json: bool) -> None:
     """Say what PATH is: a model, Medusa heads or an EAGLE drafter; its sizes, which target it fits, what it lacks.
 
-    Exit code 1 where an export would refuse it: it has a problem, or does not fit the --target.
+    Exit code 1 where it has a problem or does not fit the --target. The values of its weights are not read.
     """
     from spec_edge.export.inspect import inspect as look
     from spec_edge.export.inspect import inspect_lines

@@ -50,7 +50,7 @@ class Inspected:
 
     @property
     def refused(self) -> bool:
-        """Whether an export would refuse it. A model that was looked at as a draft model is one of its own."""
+        """Whether it has a problem or does not fit. A model that was looked at as a draft model is one of its own."""
         return bool(self.problems) or (self.what != "target" and bool(self.fits))
 
 
