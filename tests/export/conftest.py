@@ -111,6 +111,15 @@ class Bench:
         """spec-export with these arguments."""
         return CliRunner().invoke(main, [str(a) for a in args])
 
+    def refused(self, *args: object, code: int = 1) -> str:
+        """The one line of a call of spec-export that must fail."""
+        result = self.export(*args)
+        assert result.exit_code == code, result.output
+        assert "Traceback" not in result.output
+        last = result.stderr.splitlines()[-1]
+        assert last.startswith("Error: ") and "Error" not in result.stderr.removesuffix("\n").removesuffix(last)
+        return last
+
     def bundle(self, model: Path, output: Path, *args: object, precision: str = "fp32", widths: str = "8") -> Path:
         """An export that must succeed."""
         done = self.export(model, "-o", output, "--precision", precision, "--widths", widths, *args)
@@ -127,3 +136,9 @@ def bench() -> Bench:
 def tiny_target(bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A target's folder; do not change it."""
     return bench.target(tmp_path_factory.mktemp("target") / "big")
+
+
+@pytest.fixture(scope="module")
+def heads(bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Medusa heads of dialect A in safetensors; do not change them."""
+    return bench.medusa(tmp_path_factory.mktemp("heads") / "medusa")

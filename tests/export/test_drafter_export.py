@@ -1,4 +1,4 @@
-"""`spec-export --medusa`: drafters inside a bundle; `inspect`; `--dry-run`; what is refused."""
+"""`spec-export --medusa`: drafters inside a bundle; `inspect`; what is refused."""
 
 from __future__ import annotations
 
@@ -25,23 +25,8 @@ from spec_edge.runtime.bundle import open_bundle
 
 
 @pytest.fixture(scope="module")
-def heads(bench: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Medusa heads of dialect A in safetensors."""
-    return bench.medusa(tmp_path_factory.mktemp("heads") / "medusa")
-
-
-@pytest.fixture(scope="module")
 def bundle(bench: Any, tiny_target: Path, heads: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return bench.bundle(tiny_target, tmp_path_factory.mktemp("bundle") / "out", "--medusa", heads)
-
-
-def refused(bench: Any, *args: object, code: int = 1) -> str:
-    result = bench.export(*args)
-    assert result.exit_code == code, result.output
-    assert "Traceback" not in result.output
-    last = result.stderr.splitlines()[-1]
-    assert last.startswith("Error: ") and "Error" not in result.stderr.removesuffix("\n").removesuffix(last)
-    return last
 
 
 # The bundle
@@ -109,7 +94,7 @@ def test_a_wrong_graph_is_not_published(
         return lambda feeds: {name: value[:, ::-1] for name, value in run(feeds).items()}
 
     monkeypatch.setattr(drafters, "_runner", wrong)
-    said = refused(bench, tiny_target, "-o", tmp_path / "out", "--medusa", heads, "--precision", "fp32")
+    said = bench.refused(tiny_target, "-o", tmp_path / "out", "--medusa", heads, "--precision", "fp32")
     assert "medusa-heads-fused differs from numpy" in said and list(tmp_path.iterdir()) == []
 
 
@@ -214,7 +199,7 @@ class Malicious:
 def test_a_malicious_pickle_runs_nothing(bench: Any, tiny_target: Path, tmp_path: Path) -> None:
     (tmp_path / "p").mkdir()
     torch.save({"0.0.linear.weight": Malicious(tmp_path / "ran")}, tmp_path / "p" / "medusa_lm_head.pt")
-    said = refused(bench, tiny_target, "-o", tmp_path / "o", "--medusa", tmp_path / "p")
+    said = bench.refused(tiny_target, "-o", tmp_path / "o", "--medusa", tmp_path / "p")
     assert f"medusa_lm_head.pt is not read: it asks for {os.mkdir.__module__}.mkdir, which a file of weights" in said
     assert "weights_only" not in said
     assert [p.name for p in tmp_path.iterdir()] == ["p"]
@@ -250,14 +235,14 @@ def test_a_truncated_file_is_one_line(bench: Any, tiny_target: Path, heads: Path
     shutil.copytree(heads, tmp_path / "h")
     path = tmp_path / "h" / "medusa_lm_head.safetensors"
     path.write_bytes(path.read_bytes()[:-10])
-    assert "is truncated" in refused(bench, tiny_target, "-o", tmp_path / "out", "--medusa", tmp_path / "h")
+    assert "is truncated" in bench.refused(tiny_target, "-o", tmp_path / "out", "--medusa", tmp_path / "h")
 
 
 def test_nothing_finite(bench: Any, tiny_target: Path, tmp_path: Path) -> None:
     tensors = bench.medusa_tensors()
     tensors["1.0.linear.weight"][3, 3] = np.nan
     folder = bench.drafter(tmp_path / "h", tensors, {}, "model.safetensors")
-    assert "not a finite number" in refused(bench, tiny_target, "-o", tmp_path / "out", "--medusa", folder)
+    assert "not a finite number" in bench.refused(tiny_target, "-o", tmp_path / "out", "--medusa", folder)
 
 
 def test_without_torch_it_says_which_extra(tmp_path: Path, bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,14 +280,14 @@ def test_memory_of_the_child_is_bounded() -> None:
 
 def test_what_is_no_drafter(bench: Any, tiny_target: Path, heads: Path, tmp_path: Path) -> None:
     out = ("-o", tmp_path / "out")
-    assert "there is no file or folder" in refused(bench, tiny_target, *out, "--medusa", tmp_path / "none", code=2)
+    assert "there is no file or folder" in bench.refused(tiny_target, *out, "--medusa", tmp_path / "none", code=2)
     (tmp_path / "empty").mkdir()
-    assert "holds no weights" in refused(bench, tiny_target, *out, "--medusa", tmp_path / "empty")
-    assert "is no drafter that is known" in refused(bench, tiny_target, *out, "--medusa", tiny_target)
-    said = refused(bench, tiny_target, *out, "--eagle", heads, code=2)
+    assert "holds no weights" in bench.refused(tiny_target, *out, "--medusa", tmp_path / "empty")
+    assert "is no drafter that is known" in bench.refused(tiny_target, *out, "--medusa", tiny_target)
+    said = bench.refused(tiny_target, *out, "--eagle", heads, code=2)
     assert "holds medusa weights, not eagle: give it with --medusa" in said
     (tmp_path / "x.txt").write_text("x", "utf-8")
-    assert "is no checkpoint of a drafter" in refused(bench, tiny_target, *out, "--medusa", tmp_path / "x.txt")
+    assert "is no checkpoint of a drafter" in bench.refused(tiny_target, *out, "--medusa", tmp_path / "x.txt")
     assert not (tmp_path / "out").exists()
 
 
@@ -335,9 +320,9 @@ def test_inspect(bench: Any, tiny_target: Path, heads: Path, tmp_path: Path) -> 
     result = bench.export("inspect", folder, "--target", tiny_target, "--json")
     assert result.exit_code == 1 and json.loads(result.stdout)["option"] == ""
     assert "hidden size is 128, the target's is 64" in text and "the target's" in text
-    assert "holds no weights" in refused(bench, "inspect", tmp_path)
+    assert "holds no weights" in bench.refused("inspect", tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "gpt9"}', "utf-8")
-    assert "is no model and no drafter" in refused(bench, "inspect", tmp_path)
+    assert "is no model and no drafter" in bench.refused("inspect", tmp_path)
 
 
 @pytest.mark.parametrize("given", [(), ("--target",)])
@@ -365,97 +350,5 @@ def test_the_line_of_use_is_quoted(bench: Any, heads: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize("method", ["medusa", "eagle"])
 def test_one_path_for_each_method(bench: Any, tiny_target: Path, heads: Path, tmp_path: Path, method: str) -> None:
     build = ("build", tiny_target, "-o", tmp_path / "out")
-    assert "not an empty text" in refused(bench, *build, f"--{method}", "", code=2)
-    assert "is given 2 times" in refused(bench, *build, f"--{method}", heads, f"--{method}", heads, code=2)
-
-
-# --dry-run
-
-
-@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8", "int4"])
-def test_a_plan_is_what_an_export_makes(
-    bench: Any, tiny_target: Path, heads: Path, tmp_path: Path, precision: str
-) -> None:
-    """From config.json files alone: the weights to the byte (but for alignment), the graphs within 3 %."""
-    made = open_bundle(bench.bundle(tiny_target, tmp_path / "out", "--medusa", heads, precision=precision)).manifest
-    for name, folder in (("t", tiny_target), ("m", heads)):
-        (tmp_path / name).mkdir()
-        shutil.copy(folder / "config.json", tmp_path / name)
-    options = ("--medusa", tmp_path / "m", "--precision", precision, "--widths", "8", "--dry-run", "--json")
-    result = bench.export("build", tmp_path / "t", *options)
-    assert result.exit_code == 0, result.output
-    plan = json.loads(result.stdout)
-    files = {f["file"]: f for f in plan["files"]}
-    assert files.keys() == {"weights.bin", *(g.file.file for g in made.graphs)}
-    assert 0 <= files["weights.bin"]["bytes"] - made.weights.bytes < 128
-    for graph in made.graphs:
-        assert files[graph.file.file]["bytes"] == pytest.approx(graph.file.bytes, rel=0.03)
-    medusa = next(row for row in plan["memory"] if row["name"] == "medusa")
-    assert medusa["weights"] == pytest.approx(made.drafters[0].bytes, abs=64)
-    assert not (tmp_path / "t" / "model.safetensors").exists()
-
-
-LLAMA = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "num_attention_heads": 32,
-    "hidden_size": 4096,
-    "num_hidden_layers": 32,
-    "rms_norm_eps": 1e-5,
-    "hidden_act": "silu",
-    "tie_word_embeddings": False,
-    "eos_token_id": 2,
-}
-VICUNA = LLAMA | {"vocab_size": 32000, "intermediate_size": 11008, "max_position_embeddings": 4096}
-SCALING = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-SCALING |= {"original_max_position_embeddings": 8192, "rope_type": "llama3"}
-LLAMA31 = LLAMA | {"vocab_size": 128256, "intermediate_size": 14336, "num_key_value_heads": 8, "rope_theta": 500000.0}
-LLAMA31 |= {"max_position_embeddings": 131072, "rope_scaling": SCALING}
-ONE_LAYER = {k: v for k, v in LLAMA31.items() if k not in ("rope_scaling", "rope_theta")} | {"num_hidden_layers": 1}
-PUBLISHED = [
-    ("medusa", VICUNA, {"medusa_num_heads": 5, "medusa_num_layers": 1}, 5 * (4096**2 + 32000 * 4096), ()),
-    ("eagle", LLAMA31, ONE_LAYER | {"bias": True}, 2 * 4096**2 + 2 * 4096 * 5120 + 3 * 4096 * 14336, ()),
-    (
-        "eagle",
-        LLAMA31,
-        ONE_LAYER | {"draft_vocab_size": 32000, "max_position_embeddings": 2048},
-        3 * 4096**2 + 2 * 4096**2 + 2 * 8192 * 1024 + 4096**2 + 3 * 4096 * 14336 + 32000 * 4096,
-        (2, 16, 29),
-    ),
-]
-
-
-@pytest.mark.parametrize(
-    ("method", "target", "drafter", "parameters", "taps"),
-    PUBLISHED,
-    ids=["vicuna-medusa", "llama-eagle", "llama-eagle3"],
-)
-def test_a_plan_of_seven_billion_weights(
-    bench: Any, tmp_path: Path, method: str, target: Any, drafter: Any, parameters: int, taps: tuple[int, ...]
-) -> None:
-    """Published configurations without a tensor: nothing of 14 GB is read or written."""
-    for name, config in (("target", target), ("drafter", drafter)):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text(json.dumps(config), "utf-8")
-    args = ("build", tmp_path / "target", f"--{method}", tmp_path / "drafter", "--widths", "16", "--context", "512")
-    plan = json.loads(bench.export(*args, "--dry-run", "--json").stdout)
-    rows = {row["name"]: row for row in plan["memory"]}
-    assert plan["precision"] == "int4" and 4e9 < rows["target"]["weights"] < 6e9
-    # eight bits each, a float32 scale for every 32, and the odd vector
-    assert rows[method]["weights"] == pytest.approx(parameters * (1 + 4 / 32), rel=0.03)
-    (found,) = plan["drafters"]
-    assert tuple(found["taps"]) == taps and found["reads"] == ("taps" if taps else "hidden")
-    verify = next(f for f in plan["files"] if f["file"].startswith("verify-portable-s16"))
-    assert ("taps[1,16,12288]" in verify["shapes"]) == bool(taps)
-    text = bench.export(*args, "--dry-run").stdout
-    assert "a plan, nothing is written" in text and f"  {method} " in text and len(list(tmp_path.iterdir())) == 2
-
-
-def test_plans_that_no_export_would_make(bench: Any, tiny_target: Path, heads: Path, tmp_path: Path) -> None:
-    plan = ("build", tiny_target, "--dry-run")
-    assert "hidden size" in refused(
-        bench, *plan, "--medusa", bench.drafter(tmp_path / "w", {}, {"medusa_num_heads": 2, "hidden_size": 9}, "x.bin")
-    )
-    assert "--dry-run knows auto" in refused(bench, *plan, "--precision", "keep")
-    assert "more than the 256 tokens" in refused(bench, *plan, "--context", "512", code=2)
-    assert "Missing option '-o'" in refused(bench, tiny_target, "--medusa", heads, code=2)
+    assert "not an empty text" in bench.refused(*build, f"--{method}", "", code=2)
+    assert "is given 2 times" in bench.refused(*build, f"--{method}", heads, f"--{method}", heads, code=2)
