@@ -273,7 +273,7 @@ def test_memory_of_the_child_is_bounded() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     if sys.platform != "linux":
-        pytest.skip("RLIMIT_DATA bounds anonymous memory on Linux only (setrlimit(2)); here the limit was set and binds less")
+        pytest.skip("RLIMIT_DATA bounds anonymous memory on Linux only, says setrlimit(2); here it binds less")
     assert done.stdout.strip() == "bounded", done.stderr
     assert callable(limit_memory)
 
