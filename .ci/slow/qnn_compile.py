@@ -1,4 +1,4 @@
-"""qnn_compile.py MODEL.onnx [OUT_DIR]: does Qualcomm's own HTP compiler accept this graph for Snapdragon X?
+"""qnn_compile.py MODEL.onnx [OUT.bin]: does Qualcomm's own HTP compiler accept this graph for Snapdragon X?
 
 Needs onnxruntime 1.32 and onnxruntime-qnn 2.7 on Linux x86-64 (offline preparation; no NPU is used). CPU fallback is
 disabled, so success means that every node went into the context binary. Proves acceptance, not numerics or speed.
@@ -6,6 +6,7 @@ disabled, so success means that every node went into the context binary. Proves 
 
 from __future__ import annotations
 
+import shutil
 import sys
 import tempfile
 import time
@@ -35,15 +36,16 @@ def compile_model(model: Path, folder: Path) -> Path:
 def main() -> int:
     model = Path(sys.argv[1])
     with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(sys.argv[2]) if len(sys.argv) > 2 else Path(scratch)
         start = time.perf_counter()
         try:
-            binary = compile_model(model, folder)
+            binary = compile_model(model, Path(scratch))
         except Exception as error:
             print(f"qnn snapdragon_x: not compiled: {str(error)[:300]}")
             return 1
         seconds = time.perf_counter() - start
         print(f"qnn snapdragon_x: compiled in {seconds:.1f} s, {binary.stat().st_size} bytes")
+        if len(sys.argv) > 2:
+            shutil.move(binary, sys.argv[2])
     return 0
 
 
