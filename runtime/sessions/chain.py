@@ -108,7 +108,7 @@ class Chain(Generic[T]):
             try:
                 restore(held)
                 return call(held)
-            except ProviderFailed as error:  # noqa: PERF203
+            except ProviderFailed as error:
                 failure = error
 
     def close(self) -> None:
