@@ -32,7 +32,7 @@ from spec_edge.models.schemes.scheme import scheme
 from spec_edge.models.store import WeightStore
 from spec_edge.models.stored import Stored, Writer
 from spec_edge.runtime.bundle import Bundle
-from spec_edge.runtime.sessions.opening import open_graph
+from spec_edge.runtime.providers.opening import on_cpu, run_once
 
 EXACT = 1e-3
 """Largest share by which an fp32 graph may differ from numpy."""
@@ -157,10 +157,9 @@ def check_drafters(placed: Sequence[Placed], bundle: Bundle, target: Weights) ->
 
 
 def _runner(bundle: Bundle, graph: GraphSpec) -> Any:
-    session = open_graph(bundle, graph, "cpu", None)
+    opened = on_cpu(bundle)(graph)
 
     def run(feeds: Feeds) -> dict[str, NDArray[Any]]:
-        names = [t.name for t in graph.outputs]
-        return dict(zip(names, session.run(names, dict(feeds)), strict=True))
+        return run_once(opened, graph, dict(feeds))
 
     return run

@@ -15,6 +15,7 @@ from spec_edge.models.contract import Parity, Quality, SpecError
 from spec_edge.runtime.bundle import Bundle
 from spec_edge.runtime.draft import Draft
 from spec_edge.runtime.protocols import Session
+from spec_edge.runtime.providers.opening import on_cpu
 from spec_edge.runtime.quality import KL_LIMIT, TOP1_LIMIT, Reference, log_softmax, measure, rows
 from spec_edge.runtime.sessions.ort import OrtSession
 from spec_edge.runtime.sessions.static import StaticSession
@@ -35,7 +36,8 @@ def measured(
     candidate: Candidate, law: ReferenceLaw, bounded: bool, tick: Callable[[int], None]
 ) -> tuple[Quality, Parity | None] | None:
     """Quality of the any-width graph, and parity where it is fp32; None where `bounded` and out of bounds."""
-    session = OrtSession(provisional(candidate))
+    bundle = provisional(candidate)
+    session = OrtSession(bundle, on_cpu(bundle))
     try:
         found = measure(law.reference, session, LIMITS if bounded else None, tick)
         if found is None:
@@ -68,7 +70,7 @@ def check_static(candidate: Candidate, reference: Reference) -> float:
     widest = max(graph.width or 1 for graph in bundle.graphs("target", "verify"))
     head, tail = ids[:-widest], ids[-widest:]
     laws = []
-    for session in (OrtSession(bundle), StaticSession(bundle)):
+    for session in (OrtSession(bundle, on_cpu(bundle)), StaticSession(bundle, on_cpu(bundle))):
         session.prefill(head)
         output = session.verify(tail[0], Draft.chain(tail[1:]))
         laws.append(log_softmax(output.logits.astype(np.float32)).astype(np.float64))

@@ -29,10 +29,11 @@ from spec_edge.runtime.options import Options
 from spec_edge.runtime.policy import known_cost
 from spec_edge.runtime.pool import Pool
 from spec_edge.runtime.protocols import Drafter
+from spec_edge.runtime.providers.opening import opener
+from spec_edge.runtime.providers.provider import provider as provider_named
 from spec_edge.runtime.resolve import DEFAULT, check_name, open_model
 from spec_edge.runtime.sampling import Sampler, Sampling
-from spec_edge.runtime.sessions.opening import SUFFIX, provider_name
-from spec_edge.runtime.sessions.ort import OrtSession
+from spec_edge.runtime.sessions.choose import PlacedSession, open_network, open_session
 from spec_edge.runtime.stops import TextStream
 from spec_edge.runtime.stream import INTERRUPTED, Generation, Owner, Stream
 from spec_edge.runtime.text import Text
@@ -62,21 +63,20 @@ def load(
 ) -> LLM:
     """Open a bundle; a GGUF file, a Hugging Face folder, a hub id or an alias is exported first, once.
 
-    provider  short or full name of an ONNX Runtime execution provider
+    provider  a file of runtime/providers, by name
     threads   None: one per physical core
     draft     a draft model for the methods that want one, by the same names; None: the one that the bundle records
     """
     for name, count in (("threads", threads), ("draft-threads", draft_threads)):
         if count is not None and not 1 <= count <= MOST_THREADS:
             raise BadUsage(f"{name} must be at least 1 and at most {MOST_THREADS}, not {count}")
-    provider_name(provider)
-    provider_name(draft_provider)
+    on, draft_on = provider_named(provider), provider_named(draft_provider)
     for wanted in [model] if draft is None else [model, draft]:
         check_name(str(wanted))
     bundle = open_model(str(model))
     named = None if draft is None else open_model(str(draft))
-    companion = Companion(bundle, named, draft_provider, draft_threads)
-    return LLM(bundle, OrtSession(bundle, threads, provider), provider, threads, companion)
+    companion = Companion(bundle, named, lambda b: open_session(b, draft_on, opener(b, draft_on, draft_threads)))
+    return LLM(bundle, open_session(bundle, on, opener(bundle, on, threads)), provider, threads, companion)
 
 
 def by_keyword(
@@ -117,16 +117,18 @@ class LLM:
     def __init__(
         self,
         bundle: Bundle,
-        session: OrtSession,
+        session: PlacedSession,
         provider: str,
         threads: int | None = None,
         companion: Companion | None = None,
     ) -> None:
         self.bundle, self.session, self.companion = bundle, session, companion or Companion(bundle)
-        self.provider = provider_name(provider).removesuffix(SUFFIX).lower()
+        on = provider_named(provider)
+        self.provider = on.name
         self.text = Text(bundle)
         self._threads = threads or os.cpu_count() or 1
-        self._networks = Networks(bundle, threads, provider)
+        opened = opener(bundle, on, threads)
+        self._networks = Networks(bundle, lambda name: open_network(name, bundle, on, opened))
         self._costs: CostCurve | None = None
         self._pools: dict[tuple[str | int | float | None, ...], Pool | None] = {}
         self._current: Stream | None = None

@@ -1,15 +1,18 @@
 """The draft model of a loaded bundle.
 
 Enters: the target's bundle and the draft's, by name or as the target records it. Leaves: a `DraftModel` whose ids mean
-what the target's do. Its network is opened when a method first wants it, on a provider and threads of its own.
+what the target's do. Its network is opened when a method first wants it, by whoever places it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from spec_edge.models.contract import SpecError
 from spec_edge.runtime.bundle import Bundle, is_bundle, open_bundle
 from spec_edge.runtime.draft_model import DraftModel
-from spec_edge.runtime.sessions.ort import OrtSession
+from spec_edge.runtime.protocols import Session
+from spec_edge.runtime.sessions.choose import open_on_cpu
 from spec_edge.runtime.vocabulary import shared_by
 
 
@@ -17,11 +20,11 @@ class Companion:
     """A draft model that was named is checked at once, one that the target's bundle records when it is first wanted."""
 
     def __init__(
-        self, target: Bundle, named: Bundle | None = None, provider: str = "cpu", threads: int | None = None
+        self, target: Bundle, named: Bundle | None = None, open_session: Callable[[Bundle], Session] = open_on_cpu
     ) -> None:
         """SpecError: its vocabulary is another one."""
-        self._target, self._provider, self._threads = target, provider, threads
-        self._session: OrtSession | None = None
+        self._target, self._open_session = target, open_session
+        self._session: Session | None = None
         self._model: DraftModel | None = None
         self._found = None if named is None else (named, shared_by(target, named))
 
@@ -32,7 +35,7 @@ class Companion:
             found = self._found if bundle is None else (bundle, shared_by(self._target, bundle))
             if found is None:
                 return None
-            self._session = OrtSession(found[0], self._threads, self._provider)
+            self._session = self._open_session(found[0])
             self._model = DraftModel(self._session, self._target.manifest.text.tokens, found[1])
         return self._model
 

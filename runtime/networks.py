@@ -1,17 +1,16 @@
 """The networks of the drafters inside a bundle, each opened when a method first wants it.
 
-Enters: a bundle. Leaves: what `open_network(bundle, threads, provider)` of `runtime/sessions/<method>.py` gives, the
-same one at each call. It has a `close`; its method's file knows what else it is.
+Enters: a bundle, and what opens a network by its method's name. Leaves: what that gives (see
+`runtime/sessions/choose.py`), the same one at each call. It has a `close`; its method's file knows what else it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Protocol
 
 from spec_edge.models.contract import BadUsage
-from spec_edge.models.plugins import find
 from spec_edge.runtime.bundle import Bundle
 
 NETWORK = "network"
@@ -33,8 +32,8 @@ def wanted(names: Sequence[str], modules: Sequence[ModuleType]) -> tuple[str, ..
 class Networks:
     """Opened ones are kept until `close`."""
 
-    def __init__(self, bundle: Bundle, threads: int | None = None, provider: str = "cpu") -> None:
-        self._bundle, self._threads, self._provider = bundle, threads, provider
+    def __init__(self, bundle: Bundle, open_network: Callable[[str], Network]) -> None:
+        self._bundle, self._open_network = bundle, open_network
         self._opened: dict[str, Network] = {}
 
     def open(self, names: Sequence[str]) -> dict[str, Network]:
@@ -48,8 +47,7 @@ class Networks:
                     f"export the model again with --{name} PATH"
                 )
             if name not in self._opened:
-                module = find("spec_edge.runtime.sessions", "open_network", name, "network")
-                self._opened[name] = module.open_network(self._bundle, self._threads, self._provider)
+                self._opened[name] = self._open_network(name)
         return {name: self._opened[name] for name in names}
 
     def close(self) -> None:

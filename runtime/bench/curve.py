@@ -11,13 +11,12 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-import numpy as np
-
 from spec_edge.models.contract import GraphSpec, SpecError
 from spec_edge.runtime.bundle import Bundle
 from spec_edge.runtime.costs import CostCurve, measure
 from spec_edge.runtime.protocols import Session
-from spec_edge.runtime.sessions.opening import available, guarded, open_graph
+from spec_edge.runtime.providers.opening import empty, opener, usable
+from spec_edge.runtime.providers.provider import Opened, Opener, Provider
 from spec_edge.runtime.sessions.ort import OrtSession
 
 WIDTHS = (1, 2, 4, 8, 16, 32)
@@ -40,27 +39,28 @@ def of_session(session: Session) -> CostCurve:
 
 def every_graph(bundle: Bundle, threads: int | None, tick: Tick = len) -> list[Row]:
     """A row per graph and provider: widths and milliseconds, or why there are none."""
-    return [
-        _row(bundle, graph, provider, threads, tick) for provider in available() for graph in bundle.manifest.graphs
-    ]
+    return [_row(bundle, graph, on, threads, tick) for on in usable() for graph in bundle.manifest.graphs]
 
 
-def _row(bundle: Bundle, graph: GraphSpec, provider: str, threads: int | None, tick: Tick) -> Row:
-    tick(f"{graph.name} on {provider}")
-    row: Row = {"graph": graph.name, "network": graph.network, "role": graph.role, "provider": provider}
+def _row(bundle: Bundle, graph: GraphSpec, on: Provider, threads: int | None, tick: Tick) -> Row:
+    tick(f"{graph.name} on {on.name}")
+    row: Row = {"graph": graph.name, "network": graph.network, "role": graph.role, "provider": on.name}
     row["past"] = graph.past if graph.past is not None else PAST if _symbols(graph) & {"P", "M"} else 0
     try:
-        return row | dict(
-            zip(("widths", "ms"), zip(*_times(bundle, graph, provider, threads), strict=True), strict=True)
-        )
+        if graph.lowering == "fused" and not on.fused:
+            raise SpecError("this provider does not take fused graphs")
+        if not on.symbolic and _symbols(graph):
+            raise SpecError("this provider takes no symbolic shapes")
+        times = zip(*_times(bundle, graph, opener(bundle, on, threads)), strict=True)
+        return row | dict(zip(("widths", "ms"), times, strict=True))
     except SpecError as error:
         return row | {"absent": error.message}
 
 
-def _times(bundle: Bundle, graph: GraphSpec, provider: str, threads: int | None) -> Iterator[tuple[int, float]]:
+def _times(bundle: Bundle, graph: GraphSpec, opens: Opener) -> Iterator[tuple[int, float]]:
     """(width, milliseconds)."""
     if graph.network == "target" and graph.role == "step" and graph.lowering == "fused":
-        session = OrtSession(bundle, threads, provider)
+        session = OrtSession(bundle, opens)
         try:
             curve = of_session(session)
         finally:
@@ -69,9 +69,10 @@ def _times(bundle: Bundle, graph: GraphSpec, provider: str, threads: int | None)
         return
     if unknown := sorted(_symbols(graph) - sizes(1).keys()):
         raise SpecError(f"nobody here knows the size '{unknown[0]}' of its inputs")
-    session = open_graph(bundle, graph, provider, threads)
+    opened = opens(graph)
     for width in WIDTHS if graph.width is None else (graph.width,):
-        yield width, _alone(session, graph, width)
+        yield width, _alone(opened, graph, width)
+    opened.close()
 
 
 def sizes(width: int) -> dict[str, int]:
@@ -83,17 +84,17 @@ def _symbols(graph: GraphSpec) -> set[str]:
     return {dim for tensor in graph.inputs for dim in tensor.shape if isinstance(dim, str)}
 
 
-def _alone(session: Any, graph: GraphSpec, width: int) -> float:
+def _alone(opened: Opened, graph: GraphSpec, width: int) -> float:
     """Milliseconds on zeros, but for the numbers that say how full a fused cache is."""
     known = sizes(width)
-    feeds = {t.name: np.zeros([known[d] if isinstance(d, str) else d for d in t.shape], t.dtype) for t in graph.inputs}
+    feeds, outputs = ({t.name: empty(t, known) for t in side} for side in (graph.inputs, graph.outputs))
     for name, value in (("seqlens_k", PAST + width - 1), ("total_len", known["M"])):
         if name in feeds:
             feeds[name][...] = value
-    times = []
+    run, times = opened.bind(feeds, outputs), []
     for turn in range(REPEATS + 1):
         begun = perf_counter()
-        guarded(f"{graph.name} failed", lambda: session.run(None, feeds))
+        run()
         if turn:  # the first run allocates
             times.append(1000 * (perf_counter() - begun))
     return median(times)

@@ -84,6 +84,7 @@ class Provider:
     name      as in --provider: that of its file, with `-` for `_`
     device    "cpu", "gpu" or "npu"
     symbolic  takes symbolic shapes; otherwise only graphs of fixed width and past
+    fused     takes the "fused" lowering, whose cache is rewritten in place
     install   what to install where it is missing, in words: "pip install openvino"
     find      (options) -> Found; ProviderMissing says why it cannot be used
     open      a graph as an `Opened`; ProviderFailed says what the provider said
@@ -98,6 +99,7 @@ class Provider:
     find: Callable[[Mapping[str, str]], Found]
     open: Callable[[Job], Opened]
     compile: Callable[[Job, Path], None] | None = None
+    fused: bool = False
 
 
 Opener: TypeAlias = Callable[[GraphSpec], Opened]

@@ -1,4 +1,4 @@
-"""An EAGLE drafter on ONNX Runtime, any width: what the CPU runs.
+"""An EAGLE drafter, any width: what ONNX Runtime's CPU provider runs.
 
 Enters: a bundle whose drafter has a "step" graph and, if it reads taps, a "fuse" graph (models/eagle_graph.py). Leaves:
 the `Rows` of eagle_rows.py.
@@ -6,8 +6,7 @@ the `Rows` of eagle_rows.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +15,8 @@ from spec_edge.models.contract import CacheFacts, DrafterFact, GraphSpec, SpecEr
 from spec_edge.runtime.bundle import Bundle
 from spec_edge.runtime.eagle_model import EagleModel
 from spec_edge.runtime.eagle_rows import F32, Level, Scratch
+from spec_edge.runtime.providers.provider import Opened, Opener, Provider
 from spec_edge.runtime.sessions.fused import Arrays, FusedGraph
-from spec_edge.runtime.sessions.opening import guarded, open_graph
 from spec_edge.runtime.sessions.ort import CHUNK
 
 METHOD = "eagle"
@@ -50,7 +49,7 @@ def size_of(graph: GraphSpec, output: str) -> int:
 class EagleSession:
     """The `Rows` of eagle_rows.py."""
 
-    def __init__(self, bundle: Bundle, threads: int | None = None, provider: str = "cpu") -> None:
+    def __init__(self, bundle: Bundle, opener: Opener) -> None:
         fact, shape = drafter_fact(bundle)
         steps = [g for g in bundle.graphs(METHOD, "step") if g.lowering == "fused"]
         fuses = bundle.graphs(METHOD, "fuse")
@@ -63,8 +62,8 @@ class EagleSession:
         self._spec = steps[0]
         if self.vocabulary is not None and len(self.vocabulary) != size_of(self._spec, "logits"):
             raise SpecError(f"this bundle's EAGLE drafter has a vocabulary of another size; {AGAIN}")
-        self._graph = FusedGraph(open_graph(bundle, steps[0], provider, threads), shape, self._slots, CHUNK)
-        self._fuse: Any = open_graph(bundle, fuses[0], provider, threads) if fact.reads == "taps" else None
+        self._graph = FusedGraph(opener(steps[0]), shape, self._slots, CHUNK)
+        self._fuse = _Fuse(opener(fuses[0]), fuses[0]) if fact.reads == "taps" else None
         self._scratch = Scratch()
 
     @property
@@ -79,13 +78,14 @@ class EagleSession:
         if self.length + len(ids) > self.capacity:
             raise SpecError(f"{self.length + len(ids)} rows do not fit into the drafter's {self.capacity}")
         self._scratch.clear()
-        fused = features if self._fuse is None else self._fused(features)
         self._graph.reserve(len(ids), spare=CHUNK)
         for start in range(0, len(ids), CHUNK):
             chunk = ids[start : start + CHUNK]
             size = len(chunk)
             rows = np.array([size - 1], np.int32)
-            level = self._run(chunk, fused[start : start + size], np.arange(size), np.tri(size, dtype=bool), rows)
+            read = features[start : start + size]
+            fused = read if self._fuse is None else self._fuse.run(read)
+            level = self._run(chunk, fused, np.arange(size), np.tri(size, dtype=bool), rows)
             self._graph.cache.commit(range(size))
         return level
 
@@ -101,14 +101,8 @@ class EagleSession:
 
     def close(self) -> None:
         self._graph.close()
-        self._fuse = None
-
-    def _fused(self, taps: F32) -> F32:
-        def run() -> F32:
-            found: F32 = self._fuse.run(["features"], {"taps": taps[None]})[0][0]
-            return found
-
-        return guarded("ONNX Runtime failed", run)
+        if self._fuse is not None:
+            self._fuse.close()
 
     def _run(
         self,
@@ -145,6 +139,34 @@ class EagleSession:
         return inputs, outputs
 
 
-def open_network(bundle: Bundle, threads: int | None, provider: str) -> EagleModel:
-    """What `networks.py` calls: the drafter on its session, which remembers the last text."""
-    return EagleModel(EagleSession(bundle, threads, provider), bundle.manifest.text.tokens)
+class _Fuse:
+    """Taps of up to CHUNK rows -> the drafter's features."""
+
+    def __init__(self, opened: Opened, graph: GraphSpec) -> None:
+        self._opened = opened
+        self._taps, self._features = (
+            np.zeros((CHUNK, int(tensor.shape[-1])), np.float32)
+            for tensors, name in ((graph.inputs, "taps"), (graph.outputs, "features"))
+            for tensor in tensors
+            if tensor.name == name
+        )
+        self._calls: dict[int, Callable[[], None]] = {}
+
+    def run(self, taps: F32) -> F32:
+        """A view that is valid until the next run."""
+        size = len(taps)
+        if size not in self._calls:
+            sides = ({"taps": self._taps[None, :size]}, {"features": self._features[None, :size]})
+            self._calls[size] = self._opened.bind(*sides)
+        self._taps[:size] = taps
+        self._calls[size]()
+        return self._features[:size]
+
+    def close(self) -> None:
+        self._calls.clear()
+        self._opened.close()
+
+
+def open_network(bundle: Bundle, on: Provider, opener: Opener) -> EagleModel:  # noqa: ARG001
+    """What choose.py calls: the drafter on its session, which remembers the last text."""
+    return EagleModel(EagleSession(bundle, opener), bundle.manifest.text.tokens)

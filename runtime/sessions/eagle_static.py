@@ -1,4 +1,4 @@
-"""An EAGLE drafter on ONNX Runtime through static graphs, as NPUs need.
+"""An EAGLE drafter through static graphs, as NPUs need.
 
 Enters: a bundle whose drafter has portable "prefill", "catchup" and "expand" graphs (models/eagle_graph.py). Leaves:
 the same `Rows` as the any-width session, without logits. The new K/V rows come out of the graph and are copied behind
@@ -8,7 +8,7 @@ drafts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,9 +19,9 @@ from spec_edge.models.contract import GraphSpec, SpecError
 from spec_edge.runtime.bundle import Bundle
 from spec_edge.runtime.cache import PortableCache
 from spec_edge.runtime.eagle_rows import F32, Level, Scratch
+from spec_edge.runtime.providers.provider import Opened, Opener
 from spec_edge.runtime.sessions.eagle import AGAIN, METHOD, drafted_ids, drafter_fact
-from spec_edge.runtime.sessions.fused import BLOCKED, Arrays, bind
-from spec_edge.runtime.sessions.opening import guarded, open_graph
+from spec_edge.runtime.sessions.fused import BLOCKED, Arrays
 from spec_edge.runtime.sessions.static import rotary
 
 ROLES = ("prefill", "catchup", "expand")
@@ -31,8 +31,7 @@ ROLES = ("prefill", "catchup", "expand")
 class _Run:
     """A graph bound to its buffers. new: [2L, KVH, S, D], the K/V rows that come out."""
 
-    session: Any
-    binding: Any
+    call: Callable[[], None]
     inputs: Arrays
     outputs: Arrays
     new: NDArray[Any]
@@ -41,7 +40,7 @@ class _Run:
 class StaticEagleSession:
     """The `Rows` of eagle_rows.py over fixed shapes."""
 
-    def __init__(self, bundle: Bundle, threads: int | None = None, provider: str = "cpu") -> None:
+    def __init__(self, bundle: Bundle, opener: Opener) -> None:
         fact, shape = drafter_fact(bundle)
         self._graphs = {
             role: [g for g in bundle.graphs(METHOD, role) if g.lowering == "portable" and g.past and g.width]
@@ -49,7 +48,8 @@ class StaticEagleSession:
         }
         if not all(self._graphs.values()):
             raise SpecError(f"this bundle's EAGLE drafter has no complete set of static graphs; {AGAIN}")
-        self._bundle, self._threads, self._provider, self._shape = bundle, threads, provider, shape
+        self._opener: Opener | None = opener
+        self._shape = shape
         self.reads = fact.reads
         self.vocabulary = drafted_ids(bundle, fact)
         self._buckets = sorted({g.past or 0 for g in self._graphs["expand"]})
@@ -59,7 +59,7 @@ class StaticEagleSession:
         dtype = next(t.dtype for t in first.inputs if t.name == "past_key.0")
         self._cache = PortableCache(shape, self._buckets[0], dtype)
         self._scratch = Scratch()
-        self._sessions: dict[str, Any] = {}
+        self._opened: dict[str, Opened] = {}
         self._runs: dict[str, _Run] = {}
 
     @property
@@ -108,7 +108,10 @@ class StaticEagleSession:
 
     def close(self) -> None:
         self._runs.clear()
-        self._sessions.clear()
+        for opened in self._opened.values():
+            opened.close()
+        self._opened.clear()
+        self._opener = None
 
     def _drafted(self, graph: GraphSpec, ids: Sequence[int], hidden: F32, parents: Sequence[int]) -> Level:
         if len(ids) > self.room:
@@ -155,19 +158,21 @@ class StaticEagleSession:
         past[:, : self.length] = 0
         past[real, self.length : self.length + kept] = np.where(mask[:, :kept], 0, BLOCKED)
         new[real, real] = np.where(mask[:, kept:], 0, BLOCKED)
-        guarded("ONNX Runtime failed", lambda: run.session.run_with_iobinding(run.binding))
+        run.call()
         out = run.outputs
         logprobs, hidden = (out[name][0].astype(np.float32) for name in ("top_logprobs", "hidden"))
         return Level(out["top_ids"][0].copy(), logprobs, hidden, None), run.new[:, :, real]
 
     def _bound(self, graph: GraphSpec) -> _Run:
-        if graph.name not in self._sessions:
-            self._sessions[graph.name] = open_graph(self._bundle, graph, self._provider, self._threads)
         if graph.name not in self._runs:
-            self._runs[graph.name] = self._bind(graph, self._sessions[graph.name])
+            if self._opener is None:
+                raise SpecError("this session is closed")
+            if graph.name not in self._opened:
+                self._opened[graph.name] = self._opener(graph)
+            self._runs[graph.name] = self._bind(graph, self._opened[graph.name])
         return self._runs[graph.name]
 
-    def _bind(self, graph: GraphSpec, session: Any) -> _Run:
+    def _bind(self, graph: GraphSpec, opened: Opened) -> _Run:
         past = self._cache.past
         new = np.zeros((*past.shape[:2], graph.width or 0, past.shape[3]), past.dtype)
         slots = [f"{kind}.{i}" for i in range(self._shape.layers) for kind in ("key", "value")]
@@ -177,4 +182,4 @@ class StaticEagleSession:
         for tensors in (graph.inputs, graph.outputs):
             fresh = {t.name: np.zeros([int(d) for d in t.shape], t.dtype) for t in tensors if t.name not in parts}
             sides.append(fresh | {t.name: parts[t.name] for t in tensors if t.name in parts})
-        return _Run(session, bind(session, *sides), sides[0], sides[1], new)
+        return _Run(opened.bind(*sides), sides[0], sides[1], new)

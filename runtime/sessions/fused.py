@@ -1,13 +1,13 @@
 """What sessions over a fused any-width graph share: one past = present buffer, one mask, bindings kept by shape.
 
-Enters: an opened graph and the shape of its cache. Leaves: runs over persistent numpy buffers, bound by address once
-per shape, so that a run rewrites a few numbers and copies neither the cache nor what comes out. Buffers are the CPU's:
-another provider that takes such a graph copies them.
+Enters: an opened graph and the shape of its cache. Leaves: runs over persistent numpy buffers, bound once per shape, so
+that a run rewrites a few numbers and copies neither the cache nor what comes out. Buffers are the CPU's: another
+provider that takes such a graph copies them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from spec_edge.models.contract import CacheFacts, ModelFacts, SpecError
 from spec_edge.runtime.cache import FusedCache
-from spec_edge.runtime.sessions.opening import guarded
+from spec_edge.runtime.providers.provider import Opened
 
 FIRST = 256
 """Slots of a fresh cache."""
@@ -30,26 +30,11 @@ Arrays = dict[str, Array]
 
 @dataclass(frozen=True)
 class FusedRun:
-    """A binding and its buffers by the graph's names, in the graph's shapes."""
+    """A call and the buffers that it reads and writes, by the graph's names, in the graph's shapes."""
 
-    binding: Any
+    call: Callable[[], None]
     inputs: Arrays
     outputs: Arrays
-
-
-def bind(session: Any, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> Any:
-    """An IO binding of every array by address; whoever keeps it keeps the arrays. SpecError: a graph without them."""
-    return guarded(
-        "ONNX Runtime refuses the buffers of a graph (export the model again)", lambda: _bound(session, inputs, outputs)
-    )
-
-
-def _bound(session: Any, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> Any:
-    binding = session.io_binding()
-    for bind_one, side in ((binding.bind_input, inputs), (binding.bind_output, outputs)):
-        for name, array in side.items():
-            bind_one(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
-    return binding
 
 
 class FusedGraph:
@@ -63,8 +48,9 @@ class FusedGraph:
     _bias: NDArray[np.float32]
     _dirty: NDArray[np.float32]
 
-    def __init__(self, session: Any, shape: ModelFacts | CacheFacts, capacity: int, widest: int) -> None:
-        self._session, self._layers, self._capacity, self._widest = session, shape.layers, capacity, widest
+    def __init__(self, opened: Opened, shape: ModelFacts | CacheFacts, capacity: int, widest: int) -> None:
+        self._opened: Opened | None = opened
+        self._layers, self._capacity, self._widest = shape.layers, capacity, widest
         self.cache = FusedCache(shape, min(FIRST, capacity))
         self._rebind()
 
@@ -85,9 +71,9 @@ class FusedGraph:
         """The run of `size` rows known by `key`; `make` gives inputs and outputs that are not every such graph's."""
         run = self.runs.get(key)
         if run is None:
-            if self._session is None:  # closing forgets every run
+            if self._opened is None:  # closing forgets every run
                 raise SpecError("this session is closed")
-            run = self.runs[key] = self._bind(size, *make())
+            run = self.runs[key] = self._bind(self._opened, size, *make())
         return run
 
     def run(self, run: FusedRun, mask: NDArray[np.bool_], kept: int = 0) -> None:
@@ -96,12 +82,14 @@ class FusedGraph:
         rows, columns = mask.shape
         run.inputs["seqlens_k"][0] = self.cache.length + columns - 1
         self._write_bias(mask, rows, columns)
-        guarded("ONNX Runtime failed", lambda: self._session.run_with_iobinding(run.binding))
+        run.call()
         self.cache.stage(0 if kept else rows)
 
     def close(self) -> None:
         self.runs.clear()
-        self._session = None
+        if self._opened is not None:
+            self._opened.close()
+        self._opened = None
 
     def _write_bias(self, mask: NDArray[np.bool_], rows: int, columns: int) -> None:
         """Bias of the new columns; committed ones and those behind are 0 (the kernel reads none behind)."""
@@ -116,7 +104,7 @@ class FusedGraph:
         self._bias = np.zeros((self._widest, self.cache.slots), np.float32)
         self._dirty = self._bias[:0, :0]
 
-    def _bind(self, size: int, inputs: Arrays, outputs: Arrays) -> FusedRun:
+    def _bind(self, opened: Opened, size: int, inputs: Arrays, outputs: Arrays) -> FusedRun:
         slots = self.cache.slots
         inputs = inputs | {
             "position_ids": np.zeros((1, size), np.int64),
@@ -127,4 +115,4 @@ class FusedGraph:
         for i in range(self._layers):
             for kind, part in (("key", self.cache.past[2 * i]), ("value", self.cache.past[2 * i + 1])):
                 inputs[f"past_{kind}.{i}"] = outputs[f"present_{kind}.{i}"] = part[None]
-        return FusedRun(bind(self._session, inputs, outputs), inputs, outputs)
+        return FusedRun(opened.bind(inputs, outputs), inputs, outputs)

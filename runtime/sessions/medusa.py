@@ -1,4 +1,4 @@
-"""Medusa heads on ONNX Runtime: one hidden state enters, candidates for the next positions leave.
+"""Medusa heads: one hidden state enters, candidates for the next positions leave.
 
 Enters: a bundle with Medusa heads. Leaves: for each head the best ids of the target and their log-probabilities. The
 graph with float32 activations serves where there is one, else the static one of the bundle's target.
@@ -6,15 +6,14 @@ graph with float32 activations serves where there is one, else the static one of
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from spec_edge.models.contract import DrafterFact, SpecError
 from spec_edge.runtime.bundle import Bundle
-from spec_edge.runtime.sessions.fused import bind
-from spec_edge.runtime.sessions.opening import guarded, open_graph
+from spec_edge.runtime.providers.provider import Opener, Provider
 
 NAME = "medusa"
 Candidates = tuple[NDArray[np.int32], NDArray[np.float32]]
@@ -23,9 +22,7 @@ Candidates = tuple[NDArray[np.int32], NDArray[np.float32]]
 class MedusaSession:
     """heads: number of them; top: candidates of each."""
 
-    def __init__(
-        self, bundle: Bundle, threads: int | None = None, provider: str = "cpu", lowering: str | None = None
-    ) -> None:
+    def __init__(self, bundle: Bundle, opener: Opener, lowering: str | None = None) -> None:
         """lowering: of the graph that is wanted; None: the any-width one, or what there is."""
         self.fact = _fact(bundle)
         graphs = [g for g in bundle.graphs(NAME, "heads") if lowering in (None, g.lowering)]
@@ -34,26 +31,27 @@ class MedusaSession:
                 "this bundle's Medusa heads have no graph that is wanted here; export it again with --medusa"
             )
         graph = min(graphs, key=lambda g: g.lowering != "fused")
-        self._session: Any = open_graph(bundle, graph, provider, threads)
+        self._opened = opener(graph)
         shapes = {t.name: (t.dtype, [int(d) for d in t.shape]) for t in (*graph.inputs, *graph.outputs)}
         self._arrays = {name: np.zeros(shape, dtype) for name, (dtype, shape) in shapes.items()}
         self.heads, self.top = shapes["top_ids"][1][1:]
         sides = [{t.name: self._arrays[t.name] for t in side} for side in (graph.inputs, graph.outputs)]
-        self._binding: Any = bind(self._session, *sides)
+        self._call: Callable[[], None] | None = self._opened.bind(*sides)
 
     def run(self, hidden: NDArray[np.float32]) -> Candidates:
         """hidden [H], the target's last normed state of a token -> ids and log-probabilities [heads, top], best first.
 
         Head i is about the token i + 2 positions behind that one. The views are valid until the next run.
         """
-        if self._session is None:
+        if self._call is None:
             raise SpecError("this session is closed")
         self._arrays["hidden"][0, 0] = hidden
-        guarded("ONNX Runtime failed", lambda: self._session.run_with_iobinding(self._binding))
+        self._call()
         return self._arrays["top_ids"][0], self._arrays["top_logprobs"][0]
 
     def close(self) -> None:
-        self._binding = self._session = None
+        self._call = None
+        self._opened.close()
 
 
 def _fact(bundle: Bundle) -> DrafterFact:
@@ -63,6 +61,6 @@ def _fact(bundle: Bundle) -> DrafterFact:
     return fact
 
 
-def open_network(bundle: Bundle, threads: int | None, provider: str) -> MedusaSession:
-    """What `networks.py` calls."""
-    return MedusaSession(bundle, threads, provider)
+def open_network(bundle: Bundle, on: Provider, opener: Opener) -> MedusaSession:  # noqa: ARG001
+    """What choose.py calls."""
+    return MedusaSession(bundle, opener)

@@ -1,4 +1,4 @@
-"""The target on ONNX Runtime, any width, through the fused graph: what the CPU runs.
+"""The target, any width, through the fused graph: what ONNX Runtime's CPU provider runs.
 
 Enters: a bundle with one "step" graph whose past is its present buffer. Leaves: logits of the rows that are needed.
 One session; how it runs is in fused.py.
@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from spec_edge.models.contract import SpecError
 from spec_edge.runtime.bundle import Bundle
 from spec_edge.runtime.draft import Draft, Output
+from spec_edge.runtime.providers.provider import Opener
 from spec_edge.runtime.sessions.features import features, joined, widths
 from spec_edge.runtime.sessions.fused import Arrays, FusedGraph
-from spec_edge.runtime.sessions.opening import assignment, open_graph
 
 WIDEST = 64
 """Rows of the widest verify run; wider drafts have not paid anywhere."""
@@ -29,15 +29,15 @@ CHUNK = 256
 class OrtSession:
     """The `Session` of protocols.py."""
 
-    def __init__(self, bundle: Bundle, threads: int | None = None, provider: str = "cpu") -> None:
+    def __init__(self, bundle: Bundle, opener: Opener) -> None:
         graphs = [g for g in bundle.graphs("target", "step") if g.lowering == "fused"]
         if not graphs:
             raise SpecError("this bundle has no any-width graph for ONNX Runtime; export it again for the target 'cpu'")
         self.wants: frozenset[str] = frozenset()
         self._model = bundle.manifest.model
-        session = open_graph(bundle, graphs[0], provider, threads)
-        self.assignment = assignment(session)
-        self._graph = FusedGraph(session, self._model, self.capacity, max(CHUNK, self.max_width))
+        opened = opener(graphs[0])
+        self.assignment = opened.placement
+        self._graph = FusedGraph(opened, self._model, self.capacity, max(CHUNK, self.max_width))
         self._logits = np.empty((self.max_width, self.vocab_size), np.float32)
 
     @property

@@ -1,4 +1,4 @@
-"""The target on ONNX Runtime through static graphs: one graph per width S and past size P, as NPUs need.
+"""The target through static graphs: one graph per width S and past size P, as NPUs need.
 
 Enters: a bundle with portable "verify" and "prefill" graphs. Leaves: the same as the any-width session. A run takes the
 smallest graph that fits and pads it; every pad row sees at least itself, so nothing is ever NaN. The new K/V rows come
@@ -7,7 +7,7 @@ out of the graph and accepted ones are copied into the cache, which moves to the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,9 +18,9 @@ from spec_edge.models.contract import GraphSpec, RopeFacts, SpecError, TensorSpe
 from spec_edge.runtime.bundle import Bundle
 from spec_edge.runtime.cache import PortableCache
 from spec_edge.runtime.draft import Draft, Output
+from spec_edge.runtime.providers.provider import Opened, Opener
 from spec_edge.runtime.sessions.features import features, joined, widths
-from spec_edge.runtime.sessions.fused import BLOCKED, bind
-from spec_edge.runtime.sessions.opening import assignment, guarded, open_graph
+from spec_edge.runtime.sessions.fused import BLOCKED
 
 Array = NDArray[Any]
 
@@ -29,8 +29,7 @@ Array = NDArray[Any]
 class _Run:
     """A graph bound to its buffers. `seen`: committed columns that bias_past shows now (one number, rewritten)."""
 
-    session: Any
-    binding: Any
+    call: Callable[[], None]
     inputs: dict[str, Array]
     outputs: dict[str, Array]
     new: Array
@@ -40,9 +39,9 @@ class _Run:
 class StaticSession:
     """The `Session` of protocols.py over fixed shapes."""
 
-    def __init__(self, bundle: Bundle, threads: int | None = None, provider: str = "cpu") -> None:
+    def __init__(self, bundle: Bundle, opener: Opener) -> None:
         self.wants: frozenset[str] = frozenset()
-        self._bundle, self._threads, self._provider = bundle, threads, provider
+        self._opener: Opener | None = opener
         self._model = bundle.manifest.model
         self._verify, self._prefill = (_by_bucket(bundle, role) for role in ("verify", "prefill"))
         if not self._verify or self._verify.keys() != self._prefill.keys():
@@ -50,7 +49,7 @@ class StaticSession:
         self._buckets = sorted(self._verify)
         dtype = next(t.dtype for t in self._verify[self._buckets[0]][0].inputs if t.name == "past_key.0")
         self._cache = PortableCache(self._model, self._buckets[0], dtype)
-        self._sessions: dict[str, Any] = {}
+        self._opened: dict[str, Opened] = {}
         self._runs: dict[tuple[str, frozenset[str]], _Run] = {}
 
     @property
@@ -73,8 +72,8 @@ class StaticSession:
     def assignment(self) -> dict[str, int]:
         """Nodes per provider over the graphs opened so far."""
         total: dict[str, int] = {}
-        for session in self._sessions.values():
-            for name, count in assignment(session).items():
+        for opened in self._opened.values():
+            for name, count in opened.placement.items():
                 total[name] = total.get(name, 0) + count
         return total
 
@@ -110,7 +109,10 @@ class StaticSession:
 
     def close(self) -> None:
         self._runs.clear()
-        self._sessions.clear()
+        for opened in self._opened.values():
+            opened.close()
+        self._opened.clear()
+        self._opener = None
 
     def _reserve(self, rows: int, graphs: dict[int, list[GraphSpec]]) -> GraphSpec:
         """The smallest graph for `rows` more (the widest for as many as it takes), with room to commit them."""
@@ -138,7 +140,7 @@ class StaticSession:
         np.fill_diagonal(bias, 0)
         bias[real, real] = np.where(mask, 0, BLOCKED)
         _show_past(run, self.length)
-        guarded("ONNX Runtime failed", lambda: run.session.run_with_iobinding(run.binding))
+        run.call()
         self._cache.stage(run.new[:, :, real])
         wanted = {
             name: run.outputs[name][0, real].astype(np.float32) for name in widths(self._model) if name in self.wants
@@ -148,12 +150,14 @@ class StaticSession:
     def _bound(self, graph: GraphSpec) -> _Run:
         key = (graph.name, self.wants)
         if key not in self._runs:
-            if graph.name not in self._sessions:
-                self._sessions[graph.name] = open_graph(self._bundle, graph, self._provider, self._threads)
-            self._runs[key] = self._bind(graph, self._sessions[graph.name])
+            if self._opener is None:
+                raise SpecError("this session is closed")
+            if graph.name not in self._opened:
+                self._opened[graph.name] = self._opener(graph)
+            self._runs[key] = self._bind(graph, self._opened[graph.name])
         return self._runs[key]
 
-    def _bind(self, graph: GraphSpec, session: Any) -> _Run:
+    def _bind(self, graph: GraphSpec, opened: Opened) -> _Run:
         width, past = graph.width or 0, self._cache.past
         layers = range(self._model.layers)
         slots = [f"{kind}.{i}" for i in layers for kind in ("key", "value")]
@@ -165,8 +169,7 @@ class StaticSession:
         wanted = [t for t in graph.outputs if t.name not in unwanted]
         outputs = {t.name: parts[t.name] if t.name in parts else _zeros(t) for t in wanted}
         inputs["bias_past"][...] = BLOCKED
-        binding = bind(session, inputs, outputs)
-        return _Run(session, binding, inputs, outputs, new, np.zeros(1, np.int64))
+        return _Run(opened.bind(inputs, outputs), inputs, outputs, new, np.zeros(1, np.int64))
 
 
 def _zeros(tensor: TensorSpec) -> Array:

@@ -19,6 +19,7 @@ from spec_edge.runtime.bundle import open_bundle
 from spec_edge.runtime.drafters import medusa
 from spec_edge.runtime.drafters.options import DrafterOptions
 from spec_edge.runtime.engine import Engine, Limits
+from spec_edge.runtime.providers.opening import on_cpu
 from spec_edge.runtime.sessions.medusa import MedusaSession
 from spec_edge.runtime.sessions.static import StaticSession
 
@@ -141,7 +142,10 @@ def test_the_next_prompt_of_a_conversation(bundles: dict[str, Path]) -> None:
 def test_static_graphs_give_the_same(bundles: dict[str, Path], width: int) -> None:
     """Portable graphs of fixed shapes, as an NPU runs them: target and heads."""
     bundle = open_bundle(bundles["fitted"])
-    session, heads = StaticSession(bundle, threads=1), MedusaSession(bundle, threads=1, lowering="portable")
+    session, heads = (
+        StaticSession(bundle, on_cpu(bundle, 1)),
+        MedusaSession(bundle, on_cpu(bundle, 1), lowering="portable"),
+    )
     with load(bundle.folder, threads=1) as llm:
         ids = llm.text.encode_prompt(PROMPT)
         want = llm.generate(PROMPT, chat=False, max_new_tokens=1 + 4 * 12, method="plain").tokens

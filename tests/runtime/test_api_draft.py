@@ -288,7 +288,7 @@ REFUSED = [
     (["--pool", "a", "--pool-days", "0"], "pool-days must be above 0"),
     (["--temperature", "-1"], "temperature must be between"),
     (["--method", "draft", "--draft-threads", "0"], "draft-threads must be at least 1"),
-    (["--method", "draft", "--draft-provider", "npu"], "provider 'npu' is not available here"),
+    (["--method", "draft", "--draft-provider", "npu"], "unknown provider 'npu'"),
 ]
 
 

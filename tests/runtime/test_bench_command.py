@@ -117,7 +117,7 @@ def test_the_curve_of_every_graph(tiny: Path, tmp_path: Path) -> None:
         (["--max-new-tokens", "1"], 2, "max-new-tokens must be at least 2"),
         (["--threads", "0"], 2, "threads must be at least 1"),
         (["--temperature", "-1"], 2, "temperature"),
-        (["--provider", "npu"], 2, "provider 'npu' is not available"),
+        (["--provider", "npu"], 2, "unknown provider 'npu'"),
         (["--out", "README.md"], 2, "cannot write into"),
         (["-m", "nowhere"], 2, "nowhere"),
         (["-m", "nowhere", "--temperature", "-1"], 2, "temperature must be between 0"),

@@ -16,6 +16,7 @@ import pytest
 from spec_edge.runtime import load
 from spec_edge.runtime.bundle import open_bundle
 from spec_edge.runtime.draft import Draft
+from spec_edge.runtime.providers.opening import on_cpu
 from spec_edge.runtime.sessions.ort import OrtSession
 from spec_edge.runtime.sessions.static import StaticSession
 from spec_edge.runtime.text import Text
@@ -47,7 +48,7 @@ def test_static_graphs_equal_the_any_width_one(fp32_bundle: Path) -> None:
     ids = Text(bundle).encode("The quick brown fox jumps over the lazy dog. " * 40)[:300]
     tree, chain = Draft((5, 6, 7, 8, 9), (-1, -1, 0, 1, 3), (True,) * 5), Draft.chain((1, 2, 3))
     results = []
-    for session in (OrtSession(bundle), StaticSession(bundle)):
+    for session in (OrtSession(bundle, on_cpu(bundle)), StaticSession(bundle, on_cpu(bundle))):
         rows = [session.prefill(ids).logits.copy(), session.verify(3, tree).logits.copy()]
         session.commit((0, 2, 4, 5))
         results.append([*rows, session.verify(7, chain).logits.copy()])

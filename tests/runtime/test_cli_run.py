@@ -82,7 +82,7 @@ def test_standard_input(tiny: Path) -> None:
         (["-"], 2, "the prompt is empty"),
         ([" \t \u3000\n"], 2, "the prompt is empty"),
         (["hello", "--method", "lookup"], 2, "unknown method 'lookup'. Did you mean 'prompt-lookup'? Known: auto"),
-        (["hello", "--provider", "cuda"], 2, "provider 'cuda' is not available here"),
+        (["hello", "--provider", "npu"], 2, "unknown provider 'npu'."),
         (["hello", "--threads", "0"], 2, "threads must be at least 1"),
         (["hello", "--max-new-tokens", "0"], 2, "max-new-tokens must be at least 1"),
         (["hello", "--width", "-1"], 2, "width must be at least 1"),

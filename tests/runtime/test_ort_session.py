@@ -12,12 +12,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from spec_edge.models.contract import BadUsage, SpecError
-from spec_edge.runtime.bundle import open_bundle
+from spec_edge.models.contract import SpecError
+from spec_edge.runtime.bundle import Bundle, open_bundle
 from spec_edge.runtime.draft import EMPTY, Draft
-from spec_edge.runtime.sessions import opening
-from spec_edge.runtime.sessions.fused import bind
-from spec_edge.runtime.sessions.opening import open_graph
+from spec_edge.runtime.providers import opening
+from spec_edge.runtime.providers.opening import on_cpu
+from spec_edge.runtime.providers.provider import Opener
 from spec_edge.runtime.sessions.ort import CHUNK, OrtSession
 from spec_edge.runtime.sessions.static import StaticSession
 
@@ -28,7 +28,13 @@ TREE = Draft((5, 6, 7, 8, 9), (-1, -1, 0, 1, 3), (True,) * 5)
 @pytest.fixture(params=["fused", "portable"])
 def make(request: pytest.FixtureRequest, tiny: Path) -> Callable[..., Any]:
     kind = {"fused": OrtSession, "portable": StaticSession}[request.param]
-    return lambda **options: kind(open_bundle(tiny), threads=1, **options)
+    return lambda: kind(*reference(tiny))
+
+
+def reference(folder: Path) -> tuple[Bundle, Opener]:
+    """What a session takes, on the reference provider."""
+    bundle = open_bundle(folder)
+    return bundle, on_cpu(bundle, 1)
 
 
 def prompt(count: int) -> list[int]:
@@ -104,7 +110,7 @@ def test_any_sequence_of_steps_equals_one_pass(make: Callable[..., Any], network
 
 
 def test_the_buffer_grows_to_the_context_and_not_beyond(tiny: Path, network: Reference) -> None:
-    session = OrtSession(open_bundle(tiny), threads=1)
+    session = OrtSession(*reference(tiny))
     ids = prompt(1000)
     session.prefill(ids[: CHUNK + 1])
     session.prefill(ids[CHUNK + 1 :])
@@ -115,7 +121,7 @@ def test_the_buffer_grows_to_the_context_and_not_beyond(tiny: Path, network: Ref
 
 
 def test_static_buckets_grow(tiny: Path, network: Reference) -> None:
-    session = StaticSession(open_bundle(tiny), threads=1)
+    session = StaticSession(*reference(tiny))
     ids = prompt(60)
     session.prefill(ids)
     assert session._cache.slots == 64
@@ -129,16 +135,16 @@ def test_static_buckets_grow(tiny: Path, network: Reference) -> None:
 
 
 def test_the_smallest_static_graph_that_fits_runs(tiny: Path) -> None:
-    session = StaticSession(open_bundle(tiny), threads=1)
+    session = StaticSession(*reference(tiny))
     session.prefill(prompt(5))
     session.verify(1, Draft.chain((1, 2)))
-    assert sorted(session._sessions) == ["prefill_16_64", "verify_4_64"]
+    assert sorted(session._opened) == ["prefill_16_64", "verify_4_64"]
     with pytest.raises(SpecError, match="wider than 8"):
         session.verify(1, Draft.chain(tuple(range(8))))
 
 
 def test_every_row_sees_itself_and_biases_are_finite(tiny: Path) -> None:
-    session = StaticSession(open_bundle(tiny), threads=1)
+    session = StaticSession(*reference(tiny))
     session.prefill(prompt(5))
     session.verify(1, TREE)
     for run in session._runs.values():
@@ -148,7 +154,7 @@ def test_every_row_sees_itself_and_biases_are_finite(tiny: Path) -> None:
 
 
 def test_half_precision_graphs(tiny_half: Path, network: Reference) -> None:
-    session = StaticSession(open_bundle(tiny_half), threads=1)
+    session = StaticSession(*reference(tiny_half))
     ids = prompt(37)
     session.prefill(ids)
     logits = session.verify(3, TREE).logits
@@ -158,7 +164,7 @@ def test_half_precision_graphs(tiny_half: Path, network: Reference) -> None:
 
 def test_pads_and_losers_leave_no_trace(tiny: Path) -> None:
     """Rows that no one reads hold anything; the logits of real rows stay the same bits."""
-    first, second = (StaticSession(open_bundle(tiny), threads=1) for _ in range(2))
+    first, second = (StaticSession(*reference(tiny)) for _ in range(2))
     first.prefill(prompt(7))
     second.prefill(prompt(120))
     second.truncate(0)
@@ -169,7 +175,7 @@ def test_pads_and_losers_leave_no_trace(tiny: Path) -> None:
 
 
 def test_steps_reuse_their_buffers(tiny: Path) -> None:
-    session = OrtSession(open_bundle(tiny), threads=1)
+    session = OrtSession(*reference(tiny))
     session.prefill(prompt(5))
     first = session.verify(1, EMPTY).logits
     session.commit((0,))
@@ -197,37 +203,44 @@ def test_bad_input_is_refused(make: Callable[..., Any]) -> None:
         session.prefill([10**6])
 
 
-def test_providers(tiny: Path) -> None:
-    session = OrtSession(open_bundle(tiny), provider="CPUExecutionProvider")
+def test_where_the_nodes_are(make: Callable[..., Any]) -> None:
+    session = make()
+    session.prefill(prompt(3))
     assert session.assignment.keys() == {"cpu"} and session.assignment["cpu"] >= 10
-    with pytest.raises(BadUsage, match=r"provider 'cpi' is not available here. Did you mean 'cpu'\? Available: "):
-        OrtSession(open_bundle(tiny), provider="cpi")
-    assert "azure" not in opening.available()
+
+
+def test_a_closed_session_is_closed(make: Callable[..., Any]) -> None:
+    session = make()
+    session.prefill(prompt(3))
+    session.close()
+    session.close()
+    with pytest.raises(SpecError, match="closed"):
+        session.verify(1, EMPTY)
 
 
 def test_a_graph_that_is_not_the_stated_one(tiny: Path) -> None:
-    bundle = open_bundle(tiny)
+    bundle, open_graph = reference(tiny)
     graph = bundle.graphs("target", "step")[0]
     inputs = (dataclasses.replace(graph.inputs[0], dtype="int64"), *graph.inputs[1:])
     with pytest.raises(SpecError, match=r"input 'input_ids' is int32\[1, 'S'\], but bundle.json says int64"):
-        opening.open_graph(bundle, dataclasses.replace(graph, inputs=inputs), "cpu", 1)
+        open_graph(dataclasses.replace(graph, inputs=inputs))
     with pytest.raises(SpecError, match=r"output 'logits' is .* says absent"):
-        opening.open_graph(bundle, dataclasses.replace(graph, outputs=graph.outputs[1:]), "cpu", 1)
+        open_graph(dataclasses.replace(graph, outputs=graph.outputs[1:]))
 
 
 def test_what_cannot_be_opened_is_one_line(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bundle = open_bundle(tiny)
+    bundle, open_graph = reference(tiny)
     graph = dataclasses.replace(bundle.graphs("target", "step")[0], file=bundle.manifest.text.tokenizer)
     for message in ("graph tokenizer.json has in its model a field", "ONNX Runtime cannot open tokenizer.json on cpu"):
         with pytest.raises(SpecError) as caught:
-            opening.open_graph(bundle, graph, "cpu", 1)
+            open_graph(graph)
         assert caught.value.message.startswith(message) and "\n" not in caught.value.message
         monkeypatch.setattr(opening, "check_graph", lambda *_: None)
 
 
 def test_a_graph_without_the_buffers_is_one_line(tiny: Path) -> None:
-    bundle = open_bundle(tiny)
-    graph = open_graph(bundle, bundle.graphs("target", "step")[0], "cpu", 1)
+    bundle, open_graph = reference(tiny)
+    graph = open_graph(bundle.graphs("target", "step")[0])
     for sides in (({"past_key.9": np.zeros(1)}, {}), ({}, {"present_key.9": np.zeros(1)})):
         with pytest.raises(SpecError, match=r"refuses the buffers.*export the model again"):
-            bind(graph, *sides)
+            graph.bind(*sides)

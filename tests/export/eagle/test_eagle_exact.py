@@ -21,6 +21,7 @@ from spec_edge.runtime.eagle_rows import Level
 from spec_edge.runtime.engine import Engine, Limits
 from spec_edge.runtime.hybrid import compose
 from spec_edge.runtime.protocols import Drafter
+from spec_edge.runtime.providers.opening import on_cpu
 from spec_edge.runtime.sampling import Sampler, Sampling
 from spec_edge.runtime.sessions.eagle import EagleSession
 from spec_edge.runtime.sessions.eagle_static import StaticEagleSession
@@ -40,13 +41,13 @@ SESSIONS = {"any width": EagleSession, "static": StaticEagleSession}
 
 def drafter(bundle: Bundle, kind: str = "any width", sampling: Sampling | None = None, **told: Any) -> drafting.Eagle:
     tokens = bundle.manifest.text.tokens
-    model = EagleModel(SESSIONS[kind](bundle, threads=1), tokens)
+    model = EagleModel(SESSIONS[kind](bundle, on_cpu(bundle, 1)), tokens)
     sampler = Sampler(sampling or Sampling(), (), tokens)
     return drafting.create(DrafterOptions(networks={"eagle": model}, sampler=sampler, **told))
 
 
 def run(bundle: Bundle, drafting_: Drafter, new: int = 40, width: int = 16, sampling: Sampling | None = None) -> Engine:
-    engine = Engine(OrtSession(bundle, threads=1), drafting_, sampling, Limits(new, width=width))
+    engine = Engine(OrtSession(bundle, on_cpu(bundle, 1)), drafting_, sampling, Limits(new, width=width))
     list(engine.generate(PROMPT))
     return engine
 
@@ -180,7 +181,7 @@ def test_a_head_that_is_its_target_is_always_right(eagle: Any, tmp_path: Path, s
 
 def run_from(bundle: Bundle, drafting_: Drafter, new: int, width: int = 16) -> Engine:
     engine = Engine(
-        OrtSession(bundle, threads=1), drafting_, None, Limits(max(new, 60) if new == 1 else new, width=width)
+        OrtSession(bundle, on_cpu(bundle, 1)), drafting_, None, Limits(max(new, 60) if new == 1 else new, width=width)
     )
     list(engine.generate([0, 9, 30, 4]))
     return engine
@@ -193,7 +194,12 @@ def test_a_seed_decides_sampled_text(eagle: Any, tmp_path: Path, session: str) -
     sampling = Sampling(3.0, top_k=20, seed=4)
     told = {"draft_tokens": 3, "confidence": 0.0}
     engines = [
-        Engine(OrtSession(bundle, threads=1), drafter(bundle, session, sampling, **told), sampling, Limits(40, width=8))
+        Engine(
+            OrtSession(bundle, on_cpu(bundle, 1)),
+            drafter(bundle, session, sampling, **told),
+            sampling,
+            Limits(40, width=8),
+        )
         for _ in range(2)
     ]
     for engine in engines:
@@ -207,7 +213,7 @@ def test_a_seed_decides_sampled_text(eagle: Any, tmp_path: Path, session: str) -
 def test_a_hybrid_and_a_second_text(made: Any, session: str, mode: str) -> None:
     """Other drafters' tokens reach the cache as well; a second text keeps the common prefix, or starts anew."""
     bundle = made("eagle3", "fitted")
-    target = OrtSession(bundle, threads=1)
+    target = OrtSession(bundle, on_cpu(bundle, 1))
     own = drafter(bundle, session)
     engine = Engine(target, compose([prompt_lookup.create(DrafterOptions()), own], mode), None, Limits(25, width=16))
     list(engine.generate(PROMPT))

@@ -12,6 +12,7 @@ import torch
 
 from spec_edge.runtime.draft import ROOT
 from spec_edge.runtime.eagle_rows import Level
+from spec_edge.runtime.providers.opening import on_cpu
 from spec_edge.runtime.sessions.eagle import EagleSession
 from spec_edge.runtime.sessions.eagle_static import StaticEagleSession
 
@@ -210,7 +211,7 @@ def bundles(eagle: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.mark.parametrize("name", CASES)
 def test_rows_are_those_of_pytorch(eagle: Any, bundles: Any, name: str, kind: Any) -> None:
     tiny, shape, state, bundle = bundles(name)
-    session = kind(bundle, threads=1)
+    session = kind(bundle, on_cpu(bundle, 1))
     rng = np.random.default_rng(5)
     text = rng.integers(1, eagle.vocab, 60).tolist()
     read = eagle.read_of(tiny, shape, text)
@@ -240,7 +241,7 @@ def test_many_drafted_rows_in_several_runs(bundles: Any) -> None:
     """A level wider than any static graph, and buckets that a growing text leaves, are the same as at any width."""
     tiny, shape, _, bundle = bundles("safeai")
     del tiny
-    wide, fixed = EagleSession(bundle, threads=1), StaticEagleSession(bundle, threads=1)
+    wide, fixed = EagleSession(bundle, on_cpu(bundle, 1)), StaticEagleSession(bundle, on_cpu(bundle, 1))
     rng = np.random.default_rng(3)
     for count in (1, 30, 90, 17, 60):
         ids, read = rng.integers(1, 90, count).tolist(), rng.normal(size=(count, shape.read)).astype(np.float32)
@@ -264,7 +265,7 @@ def test_quantised_bundles_are_near(eagle: Any, tmp_path: Path) -> None:
     bundle = eagle.make_bundle(tmp_path / "bundle", tiny, drafter, "int8")
     exact = eagle.make_bundle(tmp_path / "exact", tiny, drafter, "fp32")
     read = np.random.default_rng(0).normal(size=(9, shape.read)).astype(np.float32)
-    levels = [EagleSession(b, threads=1).extend(list(range(1, 10)), read) for b in (bundle, exact)]
+    levels = [EagleSession(b, on_cpu(b, 1)).extend(list(range(1, 10)), read) for b in (bundle, exact)]
     assert bundle.manifest.drafters[0].bytes < 0.6 * exact.manifest.drafters[0].bytes
     cosine = float(np.corrcoef(levels[0].logits[0], levels[1].logits[0])[0, 1])
     assert 0.98 < cosine < 1
@@ -275,7 +276,7 @@ def test_half_precision_graphs_are_near(eagle: Any, tmp_path: Path) -> None:
     tiny, state = eagle.tiny(), eagle.random_state(shape)
     drafter = eagle.write_drafter(tmp_path / "drafter", shape, state, dialect)
     bundle = eagle.make_bundle(tmp_path / "bundle", tiny, drafter, "fp16")
-    wide, fixed = EagleSession(bundle, threads=1), StaticEagleSession(bundle, threads=1)
+    wide, fixed = EagleSession(bundle, on_cpu(bundle, 1)), StaticEagleSession(bundle, on_cpu(bundle, 1))
     text = list(range(1, 40))
     read = eagle.read_of(tiny, shape, text)
     a, b = (session.extend(text[1:], read[:-1]) for session in (wide, fixed))

@@ -1,0 +1,108 @@
+"""ONNX Runtime, as its providers' files use it.
+
+Enters: a graph to open (`Job`) and how. Leaves: an `Opened` whose inputs and outputs are the ones that the bundle
+states, and which says how many nodes each provider runs. Nothing falls back: what ONNX Runtime would do by itself where
+a provider fails is switched off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import onnxruntime as ort
+
+from spec_edge.models.contract import TensorSpec
+from spec_edge.runtime.providers.checks import check_signature, guarded
+from spec_edge.runtime.providers.provider import Array, Job, ProviderFailed
+
+CPU = "CPUExecutionProvider"
+SUFFIX = "ExecutionProvider"
+
+DTYPES = {"float": "float32", "double": "float64"}
+"""ONNX Runtime's names of tensor types that differ from numpy's."""
+
+TELLS_PLACEMENT = hasattr(ort.InferenceSession, "get_provider_graph_assignment_info")
+"""From ONNX Runtime 1.24 on; Python 3.10 has 1.23 only."""
+
+QUIET = 3
+"""Log severity: errors only."""
+
+
+def session_options(job: Job) -> Any:
+    """`SessionOptions` for `job`, before a provider adds its own."""
+    ort.disable_telemetry_events()  # what runtime/__init__.py says too late where the program imported it before us
+    options = ort.SessionOptions()
+    options.log_severity_level = QUIET
+    options.intra_op_num_threads = job.threads or 0
+    options.inter_op_num_threads = 1
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    return options
+
+
+def open_session(job: Job, name: str, options: Any, providers: list[Any] | None = None) -> OrtOpened:
+    """`job` on the providers that `options` or `providers` name, after which nothing is tried."""
+    path = job.artefact or job.model
+    more = {} if providers is None else {"providers": providers}
+    session = guarded(
+        f"ONNX Runtime cannot open {job.graph.file.file} on {name}",
+        lambda: ort.InferenceSession(str(path), options, enable_fallback=0, **more),
+    )
+    session.disable_fallback()
+    check_signature(job.graph, _tensors(session.get_inputs()), _tensors(session.get_outputs()))
+    return OrtOpened(session)
+
+
+class OrtOpened:
+    """The `Opened` of provider.py over an `InferenceSession`."""
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+        self.placement: Mapping[str, int] = placement(session)
+
+    def bind(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> Callable[[], None]:
+        """By address; arrays are on the CPU, and another device copies them at each run."""
+        session = self._session
+        if session is None:
+            raise ProviderFailed("this graph is closed")
+        binding = guarded(
+            "ONNX Runtime refuses the buffers of a graph (export the model again)",
+            lambda: _bound(session, inputs, outputs),
+        )
+
+        def run() -> None:
+            guarded("ONNX Runtime failed", lambda: session.run_with_iobinding(binding))
+
+        return run
+
+    def close(self) -> None:
+        self._session = None
+
+
+def _bound(session: Any, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> Any:
+    binding = session.io_binding()
+    for bind_one, side in ((binding.bind_input, inputs), (binding.bind_output, outputs)):
+        for name, array in side.items():
+            bind_one(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+    return binding
+
+
+def placement(session: Any) -> dict[str, int]:
+    """How many nodes each provider runs, after ONNX Runtime's own fusions; empty before ONNX Runtime 1.24."""
+    counts: dict[str, int] = {}
+    if not TELLS_PLACEMENT:
+        return counts
+    for part in session.get_provider_graph_assignment_info():
+        short = part.ep_name.removesuffix(SUFFIX).lower()
+        counts[short] = counts.get(short, 0) + len(part.get_nodes())
+    return counts
+
+
+def _tensors(found: list[Any]) -> list[TensorSpec]:
+    return [TensorSpec(v.name, _dtype(v.type), tuple(v.shape)) for v in found]
+
+
+def _dtype(name: str) -> str:
+    """`tensor(int32)` -> `int32`."""
+    inner = name.removeprefix("tensor(").removesuffix(")")
+    return DTYPES.get(inner, inner)
