@@ -15,7 +15,7 @@ import math
 import re
 import types
 import typing
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from spec_edge.models.contract import FORMAT, Manifest
 from spec_edge.runtime.manifest_agrees import agree
@@ -25,6 +25,8 @@ from spec_edge.runtime.manifest_values import files as files
 
 LIMIT = 1 << 20
 """Most bytes of a bundle.json."""
+
+R = TypeVar("R")
 
 _KINDS = {dict: "an object", list: "a list", str: "text", bool: "a truth value", int: "an integer", float: "a number"}
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
@@ -55,6 +57,12 @@ def write(manifest: Manifest) -> bytes:
     if again != manifest:
         fail("", "a value of the manifest does not survive being written")
     return data
+
+
+def record(cls: type[R], value: object) -> R:
+    """A record of the contract from its JSON object, for one that travels outside a manifest. SpecError: it is none."""
+    found: R = _read(cls, value, "")
+    return found
 
 
 # Reading

@@ -1,0 +1,96 @@
+"""compile_child.py: the real child, with providers that work, hang, crash and lie."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import errno
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from spec_edge.models.contract import BadUsage
+from spec_edge.runtime import compile_child
+from spec_edge.runtime.providers.provider import Job, Provider, ProviderFailed, ProviderMissing
+
+
+def works(job: Job, file: Path) -> None:
+    """Writes what it was asked, and one more file; counts its runs in the folder that an option names."""
+    file.write_bytes(b"compiled:" + job.model.read_bytes() + repr(job).encode())
+    (file.parent / "weights.part").write_bytes(b"w" * int(job.options.get("bytes", "10")))
+    if counts := job.options.get("counts"):
+        (Path(counts) / str(os.getpid())).touch()
+        while len(list(Path(counts).iterdir())) < int(job.options.get("together", "1")):
+            time.sleep(0.02)
+    time.sleep(float(job.options.get("seconds", "0")))
+
+
+def sleeps(job: Job, file: Path) -> None:
+    """Hangs with a child of its own, which it names in a file beside the graph."""
+    file.write_bytes(b"half")
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    (job.model.parent / "processes").write_text(f"{os.getpid()} {other.pid}")
+    time.sleep(600)
+
+
+def aborts(job: Job, file: Path) -> None:
+    del job
+    file.write_bytes(b"half")
+    sys.stderr.write("loading the compiler\nLLVM ERROR: StopLocationVerifierPass\n")
+    sys.stderr.flush()
+    os.abort()
+
+
+def reads_nowhere(job: Job, file: Path) -> None:
+    del job, file
+    ctypes.string_at(0)
+
+
+def leaves(job: Job, file: Path) -> None:
+    del job
+    file.write_bytes(b"half")
+    os._exit(3)
+
+
+def lies(job: Job, file: Path) -> None:
+    del job, file
+
+
+def refuses(job: Job, file: Path) -> None:
+    del file
+    raise ProviderFailed(f"node /layers.0/Reshape of {job.graph.name}\n  is not for this NPU")
+
+
+def fills_the_disk(job: Job, file: Path) -> None:
+    del job, file
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def is_missing(job: Job, file: Path) -> None:
+    del job, file
+    raise ProviderMissing("the compiler library is missing: pip install it")
+
+
+def dies_when_unloaded(job: Job, file: Path) -> None:
+    import atexit
+
+    works(job, file)
+    atexit.register(os.abort)
+
+
+MADE = (works, sleeps, aborts, reads_nowhere, leaves, lies, refuses, fills_the_disk, is_missing, dies_when_unloaded)
+BASE = Provider("", "npu", False, "nothing", find=None, open=None)  # type: ignore[arg-type]
+
+
+def named(name: str) -> Provider:
+    """The fake of that name."""
+    for make in MADE:
+        if make.__name__ == name:
+            return dataclasses.replace(BASE, name=name, compile=make)
+    raise BadUsage(f"no fake is called {name}")
+
+
+if __name__ == "__main__":
+    compile_child.main(named)
