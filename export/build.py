@@ -119,7 +119,7 @@ def context_of(options: BuildOptions, config: ModelConfig) -> int:
     """Most positions of the bundle. BadUsage: more than the model was trained for."""
     trained = config.context
     if options.context is None:
-        return min(DEFAULT_CONTEXT, trained)
+        return min(options.target.context or DEFAULT_CONTEXT, trained)
     if options.context > trained:
         raise BadUsage(f"--context {options.context} is more than the {trained} tokens that the model was trained for")
     return options.context

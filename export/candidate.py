@@ -1,6 +1,6 @@
 """One precision of a model on disk: its weights file and graphs, before it is known whether they are good enough.
 
-Enters: a `Plan`. Leaves: a `Candidate`, first with the any-width graphs that measuring needs, then complete.
+Enters: a `Plan`. Leaves: a `Candidate`, first with the graphs that measuring needs, then complete.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from pathlib import Path
 
 from spec_edge.export.drafters import Attached, Placed, place, taps, write_graphs
 from spec_edge.export.reference_law import ReferenceLaw
+from spec_edge.export.rules import Place
+from spec_edge.export.suited import suited
 from spec_edge.export.written import file_fact
 from spec_edge.models.checkpoint import Checkpoint, ModelConfig, TextFiles
 from spec_edge.models.contract import (
@@ -57,6 +59,12 @@ class Plan:
         """Every graph of the target."""
         return forms(self.target, precision, self.context, self.widths, taps(self.drafters))
 
+    def measured(self, wanted: tuple[Form, ...]) -> tuple[Form, ...]:
+        """The graphs that quality is measured on: any-width ones where the target runs them, else also the fixed-width
+        ones of the largest bucket, which are what it runs."""
+        largest = max(form.past or 0 for form in wanted)
+        return tuple(f for f in wanted if f.width is None or (not self.target.symbolic and f.past == largest))
+
     def room(self, precision: str) -> Room:
         """What the drafters' graphs are made for."""
         return Room(self.target, precision, self.context, self.widths)
@@ -74,7 +82,7 @@ class Candidate:
 
 
 def start(plan: Plan, precision: str, folder: Path, peaks: Mapping[str, float]) -> Candidate:
-    """Write the packed weights, the tokenizer files and the any-width graphs."""
+    """Write the packed weights, the tokenizer files and the graphs that are measured."""
     folder.mkdir()
     wanted = plan.forms(precision)
     dtypes = tuple(dict.fromkeys(form.activation for form in wanted))
@@ -87,7 +95,7 @@ def start(plan: Plan, precision: str, folder: Path, peaks: Mapping[str, float]) 
         room = plan.room(precision)
         placed = place(plan.drafters, store, dtypes, room, checkpoint.weights, folder)
         weights = store.fact()
-    steps = tuple(form for form in wanted if form.width is None)
+    first = plan.measured(wanted)
     manifest = Manifest(
         format=FORMAT,
         model=_model_facts(plan, rope),
@@ -97,21 +105,22 @@ def start(plan: Plan, precision: str, folder: Path, peaks: Mapping[str, float]) 
         source=checkpoint.source,
         weights=weights,
         reference=FileFact(REFERENCE, 0, ""),
-        graphs=tuple(_graph(checkpoint, stored, form, folder) for form in steps),
+        graphs=tuple(_graph(plan, precision, stored, form, folder) for form in first),
         drafters=tuple(p.fact for p in placed),
         versions={name: version(name) for name in ("spec-edge", "onnx", "onnxruntime")},
         quality=UNMEASURED,
         parity=None,
     )
-    waiting = tuple(form for form in wanted if form.width is not None)
+    waiting = tuple(form for form in wanted if form not in first)
     return Candidate(folder, stored, manifest, waiting, placed)
 
 
 def finish(candidate: Candidate, plan: Plan, law: ReferenceLaw, quality: Quality, parity: Parity | None) -> Candidate:
     """Write the fixed-width graphs, those of the drafters, and the reference."""
-    room = plan.room(candidate.manifest.precision)
-    drafting = write_graphs(candidate.drafters, candidate.stored, room, candidate.folder)
-    graphs = (_graph(plan.checkpoint, candidate.stored, form, candidate.folder) for form in candidate.waiting)
+    precision = candidate.manifest.precision
+    room = plan.room(precision)
+    drafting = write_graphs(candidate.drafters, candidate.stored, room, plan.target, candidate.folder)
+    graphs = (_graph(plan, precision, candidate.stored, form, candidate.folder) for form in candidate.waiting)
     manifest = replace(
         candidate.manifest,
         graphs=(*candidate.manifest.graphs, *graphs, *drafting),
@@ -122,9 +131,10 @@ def finish(candidate: Candidate, plan: Plan, law: ReferenceLaw, quality: Quality
     return replace(candidate, manifest=manifest, waiting=())
 
 
-def _graph(checkpoint: Checkpoint, stored: Stored, form: Form, folder: Path) -> GraphSpec:
-    model, signature = build(checkpoint.config, stored, form)
-    return signature.spec("target", file_fact(folder, f"{form.name}.onnx", model.SerializeToString()))
+def _graph(plan: Plan, precision: str, stored: Stored, form: Form, folder: Path) -> GraphSpec:
+    model, signature = build(plan.checkpoint.config, stored, form)
+    data = suited(model, Place(form.name, "target", form.role, form.width, form.past), plan.target, precision)
+    return signature.spec("target", file_fact(folder, f"{form.name}.onnx", data))
 
 
 def _reference(reference: Reference, folder: Path) -> FileFact:

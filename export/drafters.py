@@ -14,12 +14,15 @@ from typing import Any
 from numpy.typing import NDArray
 
 from spec_edge.export.drafter_files import open_files
+from spec_edge.export.rules import Place
+from spec_edge.export.suited import suited
 from spec_edge.export.written import file_fact
 from spec_edge.models.checkpoint import ModelConfig, Weights
 from spec_edge.models.contract import BadUsage, DrafterFact, GraphSpec, Source, SpecError
 from spec_edge.models.drafter import (
     AsStored,
     DrafterFiles,
+    DrafterGraph,
     DrafterKind,
     Feeds,
     MakeGraphs,
@@ -33,6 +36,7 @@ from spec_edge.models.store import WeightStore
 from spec_edge.models.stored import Stored, Writer
 from spec_edge.runtime.bundle import Bundle
 from spec_edge.runtime.providers.opening import on_cpu, run_once
+from spec_edge.targets.target import Target
 
 EXACT = 1e-3
 """Largest share by which an fp32 graph may differ from numpy."""
@@ -136,13 +140,21 @@ def accuracy(files: DrafterFiles, heads: int) -> tuple[tuple[float, ...], ...]:
     return tuple(tuple(float(rate) for rate in row) for row in rows)
 
 
-def write_graphs(placed: Sequence[Placed], stored: Stored, room: Room, folder: Path) -> tuple[GraphSpec, ...]:
+def write_graphs(
+    placed: Sequence[Placed], stored: Stored, room: Room, target: Target, folder: Path
+) -> tuple[GraphSpec, ...]:
     """Every graph of every drafter, as files beside the weights."""
     return tuple(
-        graph.spec(p.fact.name, file_fact(folder, f"{graph.name}.onnx", graph.model.SerializeToString()))
+        graph.spec(p.fact.name, file_fact(folder, f"{graph.name}.onnx", graph_file(p.fact.name, graph, room, target)))
         for p in placed
         for graph in p.make(stored, room)
     )
+
+
+def graph_file(network: str, graph: DrafterGraph, room: Room, target: Target) -> bytes:
+    """SpecError: it breaks a rule of the target."""
+    place = Place(graph.name, network, graph.role, graph.width, graph.past)
+    return suited(graph.model, place, target, room.precision)
 
 
 def check_drafters(placed: Sequence[Placed], bundle: Bundle, target: Weights) -> None:

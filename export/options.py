@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from spec_edge.export.memory import Memory
-from spec_edge.models.contract import BadUsage, Parity, Quality
+from spec_edge.models.contract import BadUsage, Parity, Quality, SpecError
 from spec_edge.models.fetch import check_name
-from spec_edge.targets.target import PRECISIONS, Target, target
+from spec_edge.models.plugins import known
+from spec_edge.targets.target import Target, target
 
 AUTO = "auto"
 WIDEST = 64
@@ -78,16 +79,33 @@ def build_options(
     draft: str | None = None,
     drafters: Mapping[str, Path] | None = None,
 ) -> BuildOptions:
-    """BadUsage for an unknown precision or target, widths that are not whole numbers, or a model that is not there."""
-    if precision not in (AUTO, *PRECISIONS):
-        raise BadUsage(f"unknown precision '{precision}'. Known: {AUTO}, {', '.join(PRECISIONS)}")
+    """BadUsage for an unknown precision or target, widths that the target does not take, or a model that is not there.
+
+    SpecError: the target takes no language model.
+    """
+    precisions = known("spec_edge.models.schemes", "SCHEME")
+    if precision not in (AUTO, *precisions):
+        raise BadUsage(f"unknown precision '{precision}'. Known: {AUTO}, {', '.join(precisions)}")
     profile = target(target_name)
-    chosen = profile.widths if widths is None else parse_widths(widths)
+    if profile.refuses:
+        raise SpecError(f"target {profile.name}: {profile.refuses}")
+    chosen = profile.widths if widths is None else _chosen_widths(widths, profile)
     for name in [model] if draft is None else [model, draft]:
         check_name(name)
     if missing := [path for path in (drafters or {}).values() if not path.exists()]:
         raise BadUsage(f"there is no file or folder '{missing[0]}' with a drafter's weights")
     return BuildOptions(model, output, precision, context, chosen, profile, replace, draft, drafters or {})
+
+
+def _chosen_widths(text: str, profile: Target) -> tuple[int, ...]:
+    """BadUsage: more graphs than a target takes whose compiled graphs each hold the weights."""
+    widths = parse_widths(text)
+    if profile.most_graphs is not None and len(widths) >= profile.most_graphs:
+        raise BadUsage(
+            f"--widths {text} makes {len(widths)} graphs and a prefill, and target {profile.name} takes "
+            f"{profile.most_graphs} at most, since each holds the weights once it is compiled; width 1 is always there"
+        )
+    return widths
 
 
 def parse_widths(text: str) -> tuple[int, ...]:

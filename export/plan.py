@@ -13,9 +13,11 @@ from itertools import groupby
 
 from spec_edge.export.build import context_of
 from spec_edge.export.candidate import WEIGHTS, rope_facts
-from spec_edge.export.drafters import Attached, attach, taps
+from spec_edge.export.drafters import Attached, attach, graph_file, taps
 from spec_edge.export.memory import Memory, cache_bytes, drafter_cache, megabytes, memory_lines, side_by_side
 from spec_edge.export.options import AUTO, BuildOptions
+from spec_edge.export.rules import Place
+from spec_edge.export.suited import suited
 from spec_edge.models.checkpoint import ModelConfig
 from spec_edge.models.contract import SpecError, TensorSpec
 from spec_edge.models.decoder import build
@@ -25,6 +27,7 @@ from spec_edge.models.forms import Form, forms
 from spec_edge.models.open import open_config
 from spec_edge.models.planned import PLANNABLE, PlannedStore, planned_model, planned_weights
 from spec_edge.models.stored import Stored, Writer
+from spec_edge.targets.target import Target
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,7 @@ def plan_bundle(options: BuildOptions) -> Planned:
     room = Room(options.target, precision, context_of(options, config), options.widths)
     with ExitStack() as stack:
         attached = attach(options.drafters, config, stack, weights=False)
-        files, graphs, sizes, whole = _network(config, room, attached)
+        files, graphs, sizes, whole = _network(config, room, attached, options.target)
     drafters = [
         PlannedDrafter(
             a.kind.method,
@@ -115,19 +118,19 @@ def _precision(options: BuildOptions) -> str:
 
 
 def _network(
-    config: ModelConfig, room: Room, attached: Sequence[Attached]
+    config: ModelConfig, room: Room, attached: Sequence[Attached], target: Target
 ) -> tuple[tuple[PlannedFile, ...], dict[str, list[DrafterGraph]], list[int], int]:
     """Files, graphs of each drafter, bytes of each, bytes of the weights file."""
     wanted = forms(room.profile, room.precision, room.context, room.widths, taps(attached))
     stored, whole = _stored(config, room, wanted)
-    files = [_form_file(config, stored, form) for form in wanted]
+    files = [_form_file(config, stored, form, room, target) for form in wanted]
     graphs: dict[str, list[DrafterGraph]] = {}
     sizes = []
     for a in attached:
         store = PlannedStore(WEIGHTS)
         make = a.drafter.planned().store(Writer(store, _dtypes(wanted)), room, planned_weights(config))
         graphs[a.kind.method] = list(make(stored, room))
-        files += [_graph_file(a.kind.method, graph) for graph in graphs[a.kind.method]]
+        files += [_graph_file(a.kind.method, graph, room, target) for graph in graphs[a.kind.method]]
         sizes.append(store.size)
     whole += sum(sizes)
     weights = PlannedFile(WEIGHTS, "", whole, "all networks")
@@ -143,14 +146,14 @@ def _dtypes(wanted: Sequence[Form]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(form.activation for form in wanted))
 
 
-def _form_file(config: ModelConfig, stored: Stored, form: Form) -> PlannedFile:
+def _form_file(config: ModelConfig, stored: Stored, form: Form, room: Room, target: Target) -> PlannedFile:
     model, signature = build(config, stored, form)
-    size = len(model.SerializeToString())
+    size = len(suited(model, Place(form.name, "target", form.role, form.width, form.past), target, room.precision))
     return PlannedFile(f"{form.name}.onnx", "target", size, _shapes(signature.inputs, signature.outputs))
 
 
-def _graph_file(network: str, graph: DrafterGraph) -> PlannedFile:
-    size = len(graph.model.SerializeToString())
+def _graph_file(network: str, graph: DrafterGraph, room: Room, target: Target) -> PlannedFile:
+    size = len(graph_file(network, graph, room, target))
     return PlannedFile(f"{graph.name}.onnx", network, size, _shapes(graph.inputs, graph.outputs))
 
 

@@ -17,7 +17,7 @@ from spec_edge.runtime.draft import Draft
 from spec_edge.runtime.protocols import Session
 from spec_edge.runtime.providers.opening import on_cpu
 from spec_edge.runtime.quality import KL_LIMIT, TOP1_LIMIT, Reference, log_softmax, measure, rows
-from spec_edge.runtime.sessions.ort import OrtSession
+from spec_edge.runtime.sessions.choose import open_on_cpu
 from spec_edge.runtime.sessions.static import StaticSession
 
 LIMITS = (KL_LIMIT, TOP1_LIMIT)
@@ -35,9 +35,11 @@ def provisional(candidate: Candidate) -> Bundle:
 def measured(
     candidate: Candidate, law: ReferenceLaw, bounded: bool, tick: Callable[[int], None]
 ) -> tuple[Quality, Parity | None] | None:
-    """Quality of the any-width graph, and parity where it is fp32; None where `bounded` and out of bounds."""
+    """Quality of what the target runs, and parity where it is fp32; None where `bounded` and out of bounds."""
     bundle = provisional(candidate)
-    session = OrtSession(bundle, on_cpu(bundle))
+    session: Session = (
+        StaticSession(bundle, on_cpu(bundle)) if bundle.graphs("target", "verify") else open_on_cpu(bundle)
+    )
     try:
         found = measure(law.reference, session, LIMITS if bounded else None, tick)
         if found is None:
@@ -70,7 +72,7 @@ def check_static(candidate: Candidate, reference: Reference) -> float:
     widest = max(graph.width or 1 for graph in bundle.graphs("target", "verify"))
     head, tail = ids[:-widest], ids[-widest:]
     laws = []
-    for session in (OrtSession(bundle, on_cpu(bundle)), StaticSession(bundle, on_cpu(bundle))):
+    for session in (open_on_cpu(bundle), StaticSession(bundle, on_cpu(bundle))):
         session.prefill(head)
         output = session.verify(tail[0], Draft.chain(tail[1:]))
         laws.append(log_softmax(output.logits.astype(np.float32)).astype(np.float64))

@@ -28,7 +28,7 @@ from spec_edge.models.blockwise import BlockTensor
 from spec_edge.models.checkpoint import ModelConfig, Weights
 from spec_edge.models.contract import CacheFacts, FileFact, GraphSpec, Source, SpecError, TensorSpec
 from spec_edge.models.family import Json
-from spec_edge.models.forms import Profile
+from spec_edge.models.forms import Profile, activation, step_activation
 from spec_edge.models.planned import PlannedTensor, packed_like
 from spec_edge.models.plugins import known
 from spec_edge.models.safetensors_file import StoredTensor, check_kind
@@ -120,8 +120,13 @@ class Room:
 
     @property
     def activation(self) -> str:
-        """numpy dtype of the static graphs' activations; any-width graphs are float32."""
-        return self.profile.activation if self.precision == "fp16" else "float32"
+        """numpy dtype of the static graphs' activations."""
+        return activation(self.profile, self.precision)
+
+    @property
+    def step(self) -> str:
+        """numpy dtype of the any-width graphs' activations."""
+        return step_activation(self.profile, self.precision)
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ def graphs(net: Eagle, own: StoredEagle, target: Stored, room: Room) -> list[Dra
     stored = own.beside(target)
     found = []
     if room.profile.symbolic:
-        form = Form("step", room.profile.lowering, None, None, positions(room.context))
+        form = Form("step", room.profile.lowering, None, None, positions(room.context), room.step)
         found.append(step(net, own, stored, form, "step"))
         if net.kind == "eagle3":
             found.append(fuse(net, own, stored, form))

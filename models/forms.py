@@ -28,11 +28,15 @@ class Profile(Protocol):
     @property
     def static(self) -> str: ...
     @property
-    def activation(self) -> str: ...
+    def half(self) -> tuple[str, ...]: ...
+    @property
+    def step(self) -> str: ...
     @property
     def prefill(self) -> int: ...
     @property
     def buckets(self) -> tuple[int, ...]: ...
+    @property
+    def most_buckets(self) -> int | None: ...
 
 
 @dataclass(frozen=True)
@@ -91,26 +95,44 @@ def rounded(context: int) -> int:
 
 
 def buckets(profile: Profile, context: int) -> tuple[int, ...]:
-    """Past sizes P, ascending: the target's own below the rounded context, then the rounded context itself."""
+    """Past sizes P, ascending: the target's own below the rounded context, then the rounded context itself.
+
+    Where the target takes only so many, the largest.
+    """
     top = rounded(context)
-    return (*(p for p in profile.buckets if p < top), top)
+    sizes = (*(p for p in profile.buckets if p < top), top)
+    return sizes[-(profile.most_buckets or len(sizes)) :]
+
+
+def activation(profile: Profile, precision: str) -> str:
+    """dtype of the fixed-width graphs' activations."""
+    return "float16" if precision in profile.half else "float32"
+
+
+def step_activation(profile: Profile, precision: str) -> str:
+    """dtype of the any-width graphs' activations."""
+    return profile.step if precision in profile.half else "float32"
+
+
+def steps(profile: Profile) -> tuple[str, ...]:
+    """Lowerings of the any-width graphs.
+
+    Where the target takes symbolic shapes, its own and the static one, so that both can be compared. Elsewhere the
+    static one alone: the providers behind the first run it, over the same weights.
+    """
+    return tuple(dict.fromkeys((profile.lowering, profile.static))) if profile.symbolic else (profile.static,)
 
 
 def forms(
     profile: Profile, precision: str, context: int, widths: Sequence[int], taps: tuple[int, ...] = ()
 ) -> tuple[Form, ...]:
-    """Every graph of a bundle: any-width ones where the target takes symbolic shapes, then the static ones.
-
-    The any-width graphs come in the target's own lowering and in the static one, so that both can be compared.
-    """
+    """Every graph of a bundle: the any-width ones, then the static ones."""
     table = rounded(context) + SCRATCH
-    lowerings = dict.fromkeys((profile.lowering, profile.static)) if profile.symbolic else ()
-    steps = [Form("step", lowering, None, None, table, taps=taps) for lowering in lowerings]
-    activation = profile.activation if precision == "fp16" else "float32"
+    dtype = step_activation(profile, precision)
+    wide = [Form("step", lowering, None, None, table, dtype, taps) for lowering in steps(profile)]
+    dtype = activation(profile, precision)
     sizes = [("verify", s) for s in widths] + [("prefill", profile.prefill)]
     static = [
-        Form(role, profile.static, s, p, table, activation, taps)
-        for p in buckets(profile, context)
-        for role, s in sizes
+        Form(role, profile.static, s, p, table, dtype, taps) for p in buckets(profile, context) for role, s in sizes
     ]
-    return (*steps, *static)
+    return (*wide, *static)

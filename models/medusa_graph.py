@@ -159,8 +159,8 @@ def reduced(drafter: Heads, weights: Weights, output: str) -> Weights:
 
 
 def graphs(drafter: Heads, own: StoredHeads, target: Stored, room: Room) -> Sequence[DrafterGraph]:
-    """One for any-width providers, whose activations are float32, and one for static ones."""
-    wanted = [(room.profile.lowering, "float32")] if room.profile.symbolic else []
+    """One for any-width providers and one for static ones, where they differ."""
+    wanted = [(room.profile.lowering, room.step)] if room.profile.symbolic else []
     if (room.profile.static, room.activation) not in wanted:
         wanted.append((room.profile.static, room.activation))
     return [_graph(drafter, own, target, lowering, dtype) for lowering, dtype in wanted]

@@ -1,0 +1,24 @@
+"""NVIDIA GPUs through ONNX Runtime's CUDA provider: one any-width session, a CUDA graph for each width.
+
+Plain attention with a mask of its own: CUDA's GroupQueryAttention takes one only since July 2026, and is_causal of the
+standard Attention means another corner there than on the CPU. CUDA graphs want static addresses and no control flow.
+"""
+
+from __future__ import annotations
+
+from spec_edge.targets.target import Provider, Rules, Target
+
+TARGET = Target(
+    name="cuda",
+    description="NVIDIA GPUs through ONNX Runtime's CUDA provider",
+    device="gpu",
+    providers=(Provider("cuda", (("enable_cuda_graph", "1"),)), Provider("cpu")),
+    symbolic=True,
+    half=("fp16",),
+    step="float16",
+    precisions=("fp16", "int8", "int4", "fp32"),
+    widths=(1, 8, 16, 32),
+    buckets=(2048, 4096, 8192),
+    rules=Rules(symbolic=True),
+    proof="the same graphs on a CPU; docs/targets.md says what ran on a GPU",
+)

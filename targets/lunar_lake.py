@@ -1,0 +1,28 @@
+"""Lunar Lake (NPU 4000).
+
+The compiler's own estimate for SmolLM2 in fp16 at P = 1152: 11.5 ms at width 1, 12.9 at 8, 13.8 at 16: 16 rows for a
+fifth more than one.
+"""
+
+from __future__ import annotations
+
+from spec_edge.targets.intel_npu import CHAIN, HALF, PRECISIONS, RULES, VIRTUAL, compiler
+from spec_edge.targets.target import Target
+
+TARGET = Target(
+    name="lunar-lake",
+    description="NPU of Intel Core Ultra 200V: Lunar Lake",
+    device="npu",
+    providers=CHAIN,
+    half=HALF,
+    precisions=PRECISIONS,
+    widths=(1, 16),
+    prefill=128,
+    buckets=(1152, 2176),
+    context=2176,
+    most_graphs=3,
+    most_buckets=2,
+    rules=RULES,
+    compiler=compiler(4000),
+    proof=VIRTUAL,
+)

@@ -1,0 +1,28 @@
+"""Meteor Lake (NPU 3720; Arrow Lake has the same).
+
+The compiler's own estimate for SmolLM2 in fp16 at P = 1152: 11.0 ms at width 1, 14.6 at 8, 17.7 at 16. So the widest
+graph is 8 rows: twice the rows cost another fifth of a step.
+"""
+
+from __future__ import annotations
+
+from spec_edge.targets.intel_npu import CHAIN, HALF, PRECISIONS, PROOF, RULES, compiler
+from spec_edge.targets.target import Target
+
+TARGET = Target(
+    name="meteor-lake",
+    description="NPU of Intel Core Ultra 100 and 200 H, U and S: Meteor Lake and Arrow Lake",
+    device="npu",
+    providers=CHAIN,
+    half=HALF,
+    precisions=PRECISIONS,
+    widths=(1, 8),
+    prefill=128,
+    buckets=(512, 1152),
+    context=1152,
+    most_graphs=3,
+    most_buckets=2,
+    rules=RULES,
+    compiler=compiler(3720),
+    proof=PROOF,
+)

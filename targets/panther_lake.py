@@ -1,0 +1,28 @@
+"""Panther Lake (NPU 5010).
+
+The compiler's own estimate for SmolLM2 in fp16 at P = 1152: 5.1 ms at width 1, 7.2 at 16. A step is short there, so
+rows weigh more than on Lunar Lake: the widest graph is 8 rows.
+"""
+
+from __future__ import annotations
+
+from spec_edge.targets.intel_npu import CHAIN, HALF, PRECISIONS, RULES, VIRTUAL, compiler
+from spec_edge.targets.target import Target
+
+TARGET = Target(
+    name="panther-lake",
+    description="NPU of Intel Core Ultra 300: Panther Lake",
+    device="npu",
+    providers=CHAIN,
+    half=HALF,
+    precisions=PRECISIONS,
+    widths=(1, 8),
+    prefill=128,
+    buckets=(1152, 2176),
+    context=2176,
+    most_graphs=3,
+    most_buckets=2,
+    rules=RULES,
+    compiler=compiler(5010),
+    proof=VIRTUAL,
+)

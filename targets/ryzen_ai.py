@@ -1,0 +1,32 @@
+"""AMD Ryzen AI 300 and Max (XDNA2: Strix, Krackan, Strix Halo) through the VitisAI provider. Experimental.
+
+AMD documents decoder language models only through its own OGA flow, with its own models; own decoder graphs through
+VitisAI are documented for encoders and Whisper's decoder. So this is the form that the documentation of Ryzen AI 1.8
+allows: float32 graphs, opset 17, static, batch 1, which VitisAI turns into bfloat16, every operator in the BF16 column
+of the operator table (Softmax, LogSoftmax and TopK are blank there and are written in others). cos and sin are inputs.
+"target" X2 is XDNA2; no xclbin is named, since Ryzen AI 1.6 it must not be.
+"""
+
+from __future__ import annotations
+
+from spec_edge.targets.operators import AMD_A16W8, AMD_BF16, CONTRIB, QUANTISED, operators
+from spec_edge.targets.target import Provider, Rules, Target
+
+BF16 = Rules(operators=operators(AMD_BF16), opset=17, zero_points=False)
+A16W8 = Rules(operators=(("", AMD_A16W8), (CONTRIB, QUANTISED)), opset=17, zero_points=False)
+
+TARGET = Target(
+    name="ryzen-ai",
+    description="NPU of AMD Ryzen AI 300 and Max: XDNA2",
+    device="npu",
+    providers=(Provider("vitisai", (("target", "X2"),)), Provider("webgpu"), Provider("cpu")),
+    spelling="elementary",
+    precisions=("fp32",),
+    widths=(1, 8),
+    buckets=(512, 1024),
+    context=1024,
+    most_graphs=3,
+    most_buckets=2,
+    rules=BF16,
+    proof="every node is in AMD's operator table for the precision; numerics on a CPU; not run on the hardware",
+)
