@@ -15,6 +15,7 @@ from spec_edge.runtime.protocols import Session
 from spec_edge.runtime.providers.opening import on_cpu
 from spec_edge.runtime.providers.provider import Opener, Provider, provider
 from spec_edge.runtime.sessions.ort import OrtSession
+from spec_edge.runtime.sessions.portable import PortableSession
 from spec_edge.runtime.sessions.static import StaticSession
 
 
@@ -29,8 +30,11 @@ class PlacedSession(Session, Protocol):
 
 def open_session(bundle: Bundle, on: Provider, opener: Opener) -> PlacedSession:
     """The target: one any-width graph where the provider takes it, else graphs of fixed widths."""
-    if on.fused and any(g.lowering == "fused" for g in bundle.graphs("target", "step")):
+    wide = [g.lowering for g in bundle.graphs("target", "step")]
+    if on.fused and "fused" in wide:
         return OrtSession(bundle, opener)
+    if on.symbolic and "portable" in wide:
+        return PortableSession(bundle, opener)
     return StaticSession(bundle, opener)
 
 

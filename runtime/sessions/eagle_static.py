@@ -22,7 +22,7 @@ from spec_edge.runtime.eagle_rows import F32, Level, Scratch
 from spec_edge.runtime.providers.provider import Opened, Opener
 from spec_edge.runtime.sessions.eagle import AGAIN, METHOD, drafted_ids, drafter_fact
 from spec_edge.runtime.sessions.fused import BLOCKED, Arrays
-from spec_edge.runtime.sessions.static import rotary
+from spec_edge.runtime.sessions.rows import rotary
 
 ROLES = ("prefill", "catchup", "expand")
 

@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from spec_edge.models.contract import GraphSpec, RopeFacts, SpecError, TensorSpec
+from spec_edge.models.contract import GraphSpec, SpecError, TensorSpec
 from spec_edge.runtime.bundle import Bundle
 from spec_edge.runtime.cache import PortableCache
 from spec_edge.runtime.draft import Draft, Output
 from spec_edge.runtime.providers.provider import Opened, Opener
 from spec_edge.runtime.sessions.features import features, joined, widths
 from spec_edge.runtime.sessions.fused import BLOCKED
+from spec_edge.runtime.sessions.rows import rotary
 
 Array = NDArray[Any]
 
@@ -175,13 +176,6 @@ class StaticSession:
 def _zeros(tensor: TensorSpec) -> Array:
     """A buffer for a static tensor."""
     return np.zeros([int(d) for d in tensor.shape], tensor.dtype)
-
-
-def rotary(rope: RopeFacts, positions: Array) -> tuple[Array, Array]:
-    """cos and sin, float64 [rows, D], of half-split rotary embedding at `positions`."""
-    angle = np.multiply.outer(positions, np.array(rope.inv_freq))
-    both = np.concatenate([angle, angle], axis=-1)
-    return np.cos(both) * rope.scale, np.sin(both) * rope.scale
 
 
 def _show_past(run: _Run, length: int) -> None:

@@ -148,46 +148,57 @@ def save_fused(network: Network, path: Path, vocab: int) -> tuple[tuple[TensorSp
 
 
 def save_portable(
-    network: Network, path: Path, vocab: int, width: int, past: int, prefill: bool, dtype: str = "float32"
+    network: Network, path: Path, vocab: int, width: int | None, past: int | None, prefill: bool, dtype: str = "float32"
 ) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+    """width and past None: any, and an input `rows` says which get logits."""
     g = Graph({n: a.astype(dtype) for n, a in network.weights.items()})
-    rows = 1 if prefill else width
-    inputs = [TensorSpec("input_ids", "int32", (1, width))]
-    inputs += [TensorSpec(n, dtype, (1, 1, width, DIM)) for n in ("cos", "sin")]
-    inputs += [TensorSpec("bias_past", dtype, (1, 1, width, past)), TensorSpec("bias_new", dtype, (1, 1, width, width))]
-    outputs = [TensorSpec("logits", dtype, (1, rows, vocab)), TensorSpec("hidden", dtype, (1, width, HIDDEN))]
+    s, p = ("S" if width is None else width), ("P" if past is None else past)
+    rows = "R" if width is None else 1 if prefill else width
+    inputs = [TensorSpec("input_ids", "int32", (1, s))]
+    inputs += [TensorSpec(n, dtype, (1, 1, s, DIM)) for n in ("cos", "sin")]
+    inputs += [TensorSpec("bias_past", dtype, (1, 1, s, p)), TensorSpec("bias_new", dtype, (1, 1, s, s))]
+    outputs = [TensorSpec("logits", dtype, (1, rows, vocab)), TensorSpec("hidden", dtype, (1, s, HIDDEN))]
     x = g.op("Gather", "embed", "input_ids")
     scale = g.const(1 / np.sqrt(DIM), dtype)
 
     def heads(t: str, n: int) -> str:
-        return g.op("Transpose", g.op("Reshape", t, g.const([1, width, n, DIM])), perm=[0, 2, 1, 3])
+        return g.op("Transpose", g.op("Reshape", t, g.const([1, -1, n, DIM])), perm=[0, 2, 1, 3])
 
     def rotate(t: str, **last: str) -> str:
         a, b = g.op("Split", t, g.const([DIM // 2] * 2), axis=3, outputs=2)
         half = g.op("Concat", g.op("Neg", b), a, axis=3)
         return g.op("Add", g.op("Mul", t, "cos"), g.op("Mul", half, "sin"), **last)
 
-    def spread(t: str, n: int) -> str:
-        wide = g.op("Expand", g.op("Unsqueeze", t, g.const([2])), g.const([1, KV, HEADS // KV, n, DIM]))
-        return g.op("Reshape", wide, g.const([1, HEADS, n, DIM]))
+    def spread(t: str) -> str:
+        wide = g.op("Expand", g.op("Unsqueeze", t, g.const([2])), g.const([1, KV, HEADS // KV, 1, DIM]))
+        return g.op("Reshape", wide, g.const([1, HEADS, -1, DIM]))
+
+    def columns() -> str:
+        return g.op("Concat", *(g.op("Shape", f"bias_{n}", start=3) for n in ("past", "new")), axis=0)
+
+    sizes = columns() if width is None or past is None else g.const([past, width])
 
     for i in range(LAYERS):
         q = g.op("Mul", rotate(heads(g.op("MatMul", x, f"q.{i}"), HEADS)), scale)
         k = rotate(heads(g.op("MatMul", x, f"k.{i}"), KV), out=f"new_key.{i}")
         v = g.op("Identity", heads(g.op("MatMul", x, f"v.{i}"), KV), out=f"new_value.{i}")
         parts = []
-        for keys, n, bias in ((f"past_key.{i}", past, "bias_past"), (k, width, "bias_new")):
-            parts.append(g.op("Add", g.op("MatMul", q, g.op("Transpose", spread(keys, n), perm=[0, 1, 3, 2])), bias))
-        p = g.op("Softmax", g.op("Concat", *parts, axis=3), axis=3)
-        p_past, p_new = g.op("Split", p, g.const([past, width]), axis=3, outputs=2)
-        both = [g.op("MatMul", p_past, spread(f"past_value.{i}", past)), g.op("MatMul", p_new, spread(v, width))]
-        mixed = g.op("Reshape", g.op("Transpose", g.op("Add", *both), perm=[0, 2, 1, 3]), g.const([1, width, -1]))
+        for keys, bias in ((f"past_key.{i}", "bias_past"), (k, "bias_new")):
+            parts.append(g.op("Add", g.op("MatMul", q, g.op("Transpose", spread(keys), perm=[0, 1, 3, 2])), bias))
+        weights = g.op("Softmax", g.op("Concat", *parts, axis=3), axis=3)
+        w_past, w_new = g.op("Split", weights, sizes, axis=3, outputs=2)
+        both = [g.op("MatMul", w_past, spread(f"past_value.{i}")), g.op("MatMul", w_new, spread(v))]
+        mixed = g.op("Reshape", g.op("Transpose", g.op("Add", *both), perm=[0, 2, 1, 3]), g.const([1, -1, HEADS * DIM]))
         last = {"out": "hidden"} if i == LAYERS - 1 else {}
         x = g.op("Add", x, g.op("MatMul", mixed, f"o.{i}"), **last)
         for n in ("key", "value"):
-            inputs.append(TensorSpec(f"past_{n}.{i}", dtype, (1, KV, past, DIM)))
-            outputs.append(TensorSpec(f"new_{n}.{i}", dtype, (1, KV, width, DIM)))
-    chosen = g.op("Gather", x, g.const([width - 1]), axis=1) if prefill else x
+            inputs.append(TensorSpec(f"past_{n}.{i}", dtype, (1, KV, p, DIM)))
+            outputs.append(TensorSpec(f"new_{n}.{i}", dtype, (1, KV, s, DIM)))
+    if width is None:
+        inputs.append(TensorSpec("rows", "int32", ("R",)))
+    chosen = x
+    if width is None or prefill:
+        chosen = g.op("Gather", x, "rows" if width is None else g.const([width - 1]), axis=1)
     g.op("MatMul", chosen, "head", out="logits")
     g.save(path, inputs, outputs)
     return tuple(inputs), tuple(outputs)
@@ -209,6 +220,8 @@ def write_bundle(folder: Path, network: Network, tokenizer: Tokenizer, dtype: st
     graphs = []
     signature = save_fused(network, folder / "step.onnx", vocab)
     graphs.append(GraphSpec("step", "target", "step", "fused", None, None, *signature, fact(folder / "step.onnx")))
+    signature = save_portable(network, folder / "wide.onnx", vocab, None, None, False, dtype)
+    graphs.append(GraphSpec("wide", "target", "step", "portable", None, None, *signature, fact(folder / "wide.onnx")))
     for past in BUCKETS:
         for role, width in [("verify", w) for w in WIDTHS] + [("prefill", CHUNK)]:
             name = f"{role}_{width}_{past}"

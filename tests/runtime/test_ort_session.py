@@ -19,15 +19,16 @@ from spec_edge.runtime.providers import opening
 from spec_edge.runtime.providers.opening import on_cpu
 from spec_edge.runtime.providers.provider import Opener
 from spec_edge.runtime.sessions.ort import CHUNK, OrtSession
+from spec_edge.runtime.sessions.portable import PortableSession
 from spec_edge.runtime.sessions.static import StaticSession
 
 Reference = Callable[[list[int]], tuple[np.ndarray, np.ndarray]]
 TREE = Draft((5, 6, 7, 8, 9), (-1, -1, 0, 1, 3), (True,) * 5)
 
 
-@pytest.fixture(params=["fused", "portable"])
+@pytest.fixture(params=["fused", "portable", "static"])
 def make(request: pytest.FixtureRequest, tiny: Path) -> Callable[..., Any]:
-    kind = {"fused": OrtSession, "portable": StaticSession}[request.param]
+    kind = {"fused": OrtSession, "portable": PortableSession, "static": StaticSession}[request.param]
     return lambda: kind(*reference(tiny))
 
 
@@ -118,6 +119,20 @@ def test_the_buffer_grows_to_the_context_and_not_beyond(tiny: Path, network: Ref
     assert session._graph.cache.slots == session.capacity == 1024
     with pytest.raises(SpecError, match=r"1025 tokens do not fit into the context of 1024"):
         session.verify(1, Draft.chain(tuple(range(24))))
+
+
+def test_the_portable_cache_doubles(tiny: Path, network: Reference) -> None:
+    session = PortableSession(*reference(tiny))
+    ids = prompt(250)
+    session.prefill(ids)
+    assert session._cache.slots == 256
+    for token in range(8):
+        session.verify(token, Draft.chain((1, 2)))
+        session.commit((0,))
+    assert session._cache.slots == 512 and len(session._runs) == 1
+    np.testing.assert_allclose(session.verify(9, EMPTY).logits[0], network([*ids, *range(8), 9])[0][-1], atol=5e-5)
+    with pytest.raises(SpecError, match="do not fit into the context of 1024"):
+        session.prefill(prompt(767))
 
 
 def test_static_buckets_grow(tiny: Path, network: Reference) -> None:
