@@ -9,13 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from types import ModuleType
 from typing import Protocol, runtime_checkable
 
 from spec_edge.models.contract import BadUsage
 from spec_edge.models.plugins import find
 from spec_edge.runtime.draft import EMPTY, ROOT, UNREAD, Context, Draft, Output, Verdict
 from spec_edge.runtime.drafters.options import MODES, DrafterOptions
+from spec_edge.runtime.networks import NETWORK
 from spec_edge.runtime.protocols import Drafter
+from spec_edge.runtime.survivor import Survivor
 from spec_edge.runtime.trie import Scores, merge
 
 DRAFTERS = "spec_edge.runtime.drafters"
@@ -116,13 +120,22 @@ def compose(drafters: Sequence[Drafter], mode: str) -> Hybrid:
     return Hybrid(drafters, mode)
 
 
-def create(method: str, options: DrafterOptions) -> Drafter:
-    """The drafter of a method's name, `a` or `a+b`. BadUsage: an unknown name, or `off` names no member."""
-    names = [n.strip() for n in method.split("+")]
-    drafters: list[Drafter] = [find(DRAFTERS, "create", n, "method").create(options) for n in names]
+def create(method: str, options: DrafterOptions, say: Callable[[str], object] = str) -> Drafter:
+    """The drafter of a method's name, `a` or `a+b`. BadUsage: an unknown name, or `off` names no member.
+
+    say: takes one line where a network fails; the drafter that wants it then drafts no more.
+    """
+    drafters = [_member(find(DRAFTERS, "create", name.strip(), "method"), options, say) for name in method.split("+")]
     if len(drafters) == 1 and not options.off:
         return drafters[0]
     hybrid = compose(drafters, options.hybrid)
     for name in options.off:
         hybrid.enable(name, False)
     return hybrid
+
+
+def _member(module: ModuleType, options: DrafterOptions, say: Callable[[str], object]) -> Drafter:
+    drafter: Drafter = module.create(options)
+    if not {NETWORK, "draft"} & set(getattr(module, "READS", ())):
+        return drafter
+    return Survivor(drafter, partial(scored, drafter), say)

@@ -15,13 +15,14 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from spec_edge.models.contract import BadUsage, SpecError
+from spec_edge.models.contract import BadUsage
 from spec_edge.runtime.draft import EMPTY, ROOT, UNREAD, Context, Draft, Output, Verdict
 from spec_edge.runtime.draft_model import DraftModel, Logits
 from spec_edge.runtime.drafted import DrawnLaws, Node, as_draft, best_nodes, drawn_chain, greedy_chain, log, path_to
 from spec_edge.runtime.drafters.options import DrafterOptions
 from spec_edge.runtime.law import Law, likeliest
 from spec_edge.runtime.processors import Past
+from spec_edge.runtime.providers.provider import ProviderFailed
 from spec_edge.runtime.sampling import Sampler
 from spec_edge.runtime.trie import Scores
 
@@ -76,7 +77,7 @@ class DraftDrafter:
                 return self._tree(context.ids[-1], logits, most, width - 1)
             return self._drawn(logits, most, context) if self._drawing else self._greedy(logits, most)
         except FloatingPointError as error:
-            raise SpecError(f"draft model: {error}; it computes garbage, try another precision of it") from None
+            raise ProviderFailed(f"draft model: {error}; it computes garbage, try another precision of it") from None
 
     def observe(self, verdict: Verdict, draft: Draft, output: Output) -> None:
         """Nothing: the next `propose` reads the outcome from the text."""

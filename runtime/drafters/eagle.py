@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from spec_edge.models.contract import BadUsage, SpecError
+from spec_edge.models.contract import BadUsage
 from spec_edge.runtime.draft import EMPTY, UNREAD, Context, Draft, Output, Verdict
 from spec_edge.runtime.drafted import DrawnLaws, as_draft, drawn_chain, greedy_chain
 from spec_edge.runtime.drafters.options import DrafterOptions
@@ -24,6 +24,7 @@ from spec_edge.runtime.eagle_rows import F32, Level, Rows
 from spec_edge.runtime.eagle_tree import dynamic, static
 from spec_edge.runtime.law import Law, likeliest
 from spec_edge.runtime.processors import Past
+from spec_edge.runtime.providers.provider import ProviderFailed
 from spec_edge.runtime.sampling import Sampler
 from spec_edge.runtime.trees import by_levels, fitting
 from spec_edge.runtime.trie import Scores
@@ -109,7 +110,7 @@ class Eagle:
                 return self._drawn(level, most, context) if self._draws(level) else self._greedy(level, most)
             return self._tree(level, width - 1)
         except FloatingPointError as error:
-            raise SpecError(f"EAGLE drafter: {error}; it computes garbage, try another precision of it") from None
+            raise ProviderFailed(f"EAGLE drafter: {error}; it computes garbage, try another precision of it") from None
 
     def _features(self, output: Output) -> F32 | None:
         return output.taps if "taps" in self.wants else output.hidden
@@ -139,10 +140,9 @@ class Eagle:
         chain = _Chain(self._model.rows, level)
 
         def law(level: Level) -> Law:
-            if not self._sound(level, 0, chain.tokens):
+            logits = self._model.logits(level, 0)  # None: it moved to static graphs, which give none
+            if logits is None or not self._sound(level, 0, chain.tokens):
                 return NO_LAW
-            logits = self._model.logits(level, 0)
-            assert logits is not None
             return self._sampler.law(logits, self._past(chain.tokens))
 
         nodes = drawn_chain(level, chain.extend, law, self._laws.keep, context.rng, most, self._least)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from spec_edge.models.contract import BadUsage
 from spec_edge.runtime.draft import EMPTY, ROOT, UNREAD, Context, Draft, Output, Verdict
 from spec_edge.runtime.drafters.options import DrafterOptions
-from spec_edge.runtime.sessions.medusa import Candidates, MedusaSession
+from spec_edge.runtime.sessions.medusa import Candidates, Heads
 from spec_edge.runtime.trees import Ranks, by_levels, fitting, grown, parents
 from spec_edge.runtime.trie import Scores
 
@@ -43,7 +43,7 @@ class Medusa:
     name = NAME
     wants: frozenset[str] = frozenset(("hidden",))
 
-    def __init__(self, session: MedusaSession, options: DrafterOptions) -> None:
+    def __init__(self, session: Heads, options: DrafterOptions) -> None:
         self._session, self._options = session, options
         self._hidden: NDArray[np.float32] | None = None
         self._found: Candidates | None = None
@@ -121,6 +121,6 @@ def _likely(draft: Draft, reach: NDArray[np.float64], least: float | None) -> tu
 def create(options: DrafterOptions) -> Medusa:
     """The drafter of this file. BadUsage without heads."""
     session = options.networks.get(NAME)
-    if not isinstance(session, MedusaSession):
+    if not isinstance(session, Heads):
         raise BadUsage("method 'medusa' needs Medusa heads in the bundle: export the model with --medusa PATH")
     return Medusa(session, options)

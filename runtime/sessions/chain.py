@@ -18,7 +18,7 @@ from spec_edge.runtime.providers.provider import ProviderFailed
 MOST = 300
 """Characters of a reason."""
 
-Say = Callable[[str], None]
+Say = Callable[[str], object]
 """Takes one line for the user."""
 
 LOST = re.compile(r"device[ _]?(is |was )?(lost|removed|reset|hung)|887a000[567]|70000001", re.IGNORECASE)
@@ -96,7 +96,7 @@ class Chain(Generic[T]):
         """A new text: a lost device may be opened again once more."""
         self._again = True
 
-    def run(self, at: int, call: Callable[[T], R], restore: Callable[[T], object]) -> R:
+    def run(self, at: int | None, call: Callable[[T], R], restore: Callable[[T], object]) -> R:
         """`call(now)`; after a failure `restore` and `call` on what is opened then. at: tokens so far, for the line."""
         held = self.now
         try:
@@ -106,7 +106,7 @@ class Chain(Generic[T]):
         while True:  # every turn leaves a candidate, or the one that may be opened again, behind
             held = self._move(at, _reason(failure))
             try:
-                restore(held)
+                _restored(held, restore)
                 return call(held)
             except ProviderFailed as error:
                 failure = error
@@ -117,18 +117,19 @@ class Chain(Generic[T]):
         if held is not None:
             held.close()
 
-    def _move(self, at: int, reason: str) -> T:
+    def _move(self, at: int | None, reason: str) -> T:
         """The network opened again, or on the next provider."""
         failed = self.candidate
+        what = f"{failed.name} failed{'' if at is None else f' at token {at}'} ({reason})"
         with suppress(Exception):  # it is broken: how it ends is no news
             self.now.close()
-        self._reasons.append(f"{failed.name} failed at token {at} ({reason})")
+        self._reasons.append(what)
         again = self._again and LOST.search(reason) is not None
         self._again = self._again and not again
         self._at += not again
         found = self._held = self._open()
         then = "opened again" if self.candidate is failed else f"continuing on {self.name}, {self._kept(failed)}"
-        self._say(f"{self._what}{failed.name} failed at token {at} ({reason}); {then}")
+        self._say(f"{self._what}{what}; {then}")
         return found
 
     def _kept(self, before: Candidate[T]) -> str:
@@ -153,6 +154,16 @@ class Chain(Generic[T]):
             if not self.last:
                 self._say(self._what + self._reasons[-1])
             return None
+
+
+def _restored(held: T, restore: Callable[[T], object]) -> None:
+    """What cannot take the rows so far (its cache is smaller) cannot go on with them."""
+    try:
+        restore(held)
+    except ProviderFailed:
+        raise
+    except SpecError as error:
+        raise ProviderFailed(error.message) from error
 
 
 def _reason(error: SpecError) -> str:

@@ -16,6 +16,8 @@ from spec_edge.runtime.bundle import Bundle
 from spec_edge.runtime.eagle_model import EagleModel
 from spec_edge.runtime.eagle_rows import F32, Level, Scratch
 from spec_edge.runtime.providers.provider import Opened, Opener, Provider
+from spec_edge.runtime.sessions.chain import Chain
+from spec_edge.runtime.sessions.eagle_failover import FailoverRows
 from spec_edge.runtime.sessions.fused import Arrays, FusedGraph
 from spec_edge.runtime.sessions.ort import CHUNK
 
@@ -170,3 +172,8 @@ class _Fuse:
 def open_network(bundle: Bundle, on: Provider, opener: Opener) -> EagleModel:  # noqa: ARG001
     """What choose.py calls: the drafter on its session, which remembers the last text."""
     return EagleModel(EagleSession(bundle, opener), bundle.manifest.text.tokens)
+
+
+def failover(bundle: Bundle, chain: Chain[EagleModel]) -> EagleModel:
+    """What choose.py calls for several providers."""
+    return EagleModel(FailoverRows(chain), bundle.manifest.text.tokens)

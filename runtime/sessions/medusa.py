@@ -7,6 +7,7 @@ graph with float32 activations serves where there is one, else the static one of
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,13 +15,32 @@ from numpy.typing import NDArray
 from spec_edge.models.contract import DrafterFact, SpecError
 from spec_edge.runtime.bundle import Bundle
 from spec_edge.runtime.providers.provider import Opener, Provider
+from spec_edge.runtime.sessions.chain import Chain
 
 NAME = "medusa"
 Candidates = tuple[NDArray[np.int32], NDArray[np.float32]]
 
 
-class MedusaSession:
+@runtime_checkable
+class Heads(Protocol):
     """heads: number of them; top: candidates of each."""
+
+    fact: DrafterFact
+    heads: int
+    top: int
+
+    def run(self, hidden: NDArray[np.float32]) -> Candidates:
+        """hidden [H], the target's last normed state of a token -> ids and log-probabilities [heads, top], best first.
+
+        Head i is about the token i + 2 positions behind that one. The views are valid until the next run.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+class MedusaSession:
+    """`Heads` in a graph of the bundle."""
 
     def __init__(self, bundle: Bundle, opener: Opener, lowering: str | None = None) -> None:
         """lowering: of the graph that is wanted; None: the any-width one, or what there is."""
@@ -39,10 +59,6 @@ class MedusaSession:
         self._call: Callable[[], None] | None = self._opened.bind(*sides)
 
     def run(self, hidden: NDArray[np.float32]) -> Candidates:
-        """hidden [H], the target's last normed state of a token -> ids and log-probabilities [heads, top], best first.
-
-        Head i is about the token i + 2 positions behind that one. The views are valid until the next run.
-        """
         if self._call is None:
             raise SpecError("this session is closed")
         self._arrays["hidden"][0, 0] = hidden
@@ -52,6 +68,25 @@ class MedusaSession:
     def close(self) -> None:
         self._call = None
         self._opened.close()
+
+
+class FailoverHeads:
+    """`Heads` over a chain of them: they remember nothing, so the next one goes on."""
+
+    def __init__(self, chain: Chain[Heads]) -> None:
+        self._chain = chain
+        self.fact, self.heads, self.top = chain.now.fact, chain.now.heads, chain.now.top
+
+    def run(self, hidden: NDArray[np.float32]) -> Candidates:
+        return self._chain.run(None, lambda heads: heads.run(hidden), lambda _: None)
+
+    def close(self) -> None:
+        self._chain.close()
+
+
+def failover(bundle: Bundle, chain: Chain[Heads]) -> Heads:  # noqa: ARG001
+    """What choose.py calls for several providers."""
+    return FailoverHeads(chain)
 
 
 def _fact(bundle: Bundle) -> DrafterFact:

@@ -1,0 +1,141 @@
+"""What a graph's nodes are and what they cost, without the `onnx` package.
+
+Enters: the bytes of a graph file that check_graph has passed, and its `GraphSpec`. Leaves: its nodes, each with an
+estimate of the arithmetic of its constant matrices: 2 * rows * elements of the matrix. Attention over the cache is not
+counted, since it depends on how full that is. Format: onnx.proto (field numbers).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+from spec_edge.models.contract import GraphSpec
+from spec_edge.runtime.onnx_file import ATTRIBUTE, GRAPH, MODEL, NODE, TENSOR
+from spec_edge.runtime.wire import fields, integers, message, string
+
+MATRICES = frozenset({"MatMul", "Gemm", "Conv", "MatMulNBits", "MatMulInteger", "QLinearMatMul", "QLinearConv"})
+"""Operators that multiply by a matrix."""
+
+PACKED = ("K", "N")
+"""Attributes of MatMulNBits that tell its matrix, whose tensor is packed."""
+
+KEEPING = frozenset({"DequantizeLinear", "QuantizeLinear", "Cast", "Transpose", "Reshape", "Squeeze", "Unsqueeze"})
+"""Operators that keep the number of elements of their first input."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node. numbers: its whole-number attributes by name."""
+
+    name: str
+    kind: str
+    domain: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    numbers: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """nodes  in the file's order. constants: number of elements of each initializer by name."""
+
+    nodes: tuple[Node, ...]
+    constants: Mapping[str, int]
+
+
+def nodes_of(data: bytes) -> Nodes:
+    """The nodes of a model. ValueError or IndexError: it is none (see onnx_file.check_graph)."""
+    found: list[Node] = []
+    constants: dict[str, int] = {}
+    for number, value in fields(data, MODEL, "model"):
+        if number == 7:
+            for part, content in fields(message(value), GRAPH, "graph"):
+                if part == 1:
+                    found.append(_node(message(content)))
+                if part == 5:
+                    name, shape = _constant(message(content))
+                    constants[name] = prod(shape)
+    return Nodes(tuple(found), constants)
+
+
+def operations(graph: GraphSpec, found: Nodes) -> dict[str, int]:
+    """Estimated floating-point operations of one run by node name; where the width is symbolic, of a run of one row."""
+    sizes = dict(found.constants)
+    for node in found.nodes:
+        if node.kind in KEEPING and node.inputs[:1] and node.inputs[0] in sizes:
+            sizes[node.outputs[0]] = sizes[node.inputs[0]]
+    width = _rows(graph, graph.inputs[0].name)
+    last = _makes(found.nodes, "logits")
+    cost: dict[str, int] = {}
+    for node in found.nodes:
+        elements = _elements(node, sizes)
+        rows = _rows(graph, "logits") if node.name in last else width
+        cost[node.name] = 2 * rows * elements
+    return cost
+
+
+def _elements(node: Node, sizes: Mapping[str, int]) -> int:
+    """Of the constant matrix that it multiplies by; 0 where there is none."""
+    if node.kind not in MATRICES:
+        return 0
+    packed = [node.numbers[name] for name in PACKED if name in node.numbers]
+    if len(packed) == len(PACKED):
+        return prod(packed)
+    return max((sizes[name] for name in node.inputs[:4] if name in sizes), default=0)
+
+
+def _makes(nodes: Sequence[Node], output: str) -> frozenset[str]:
+    """Names of the nodes from the last matrix to this output: they run on its rows, which may be fewer."""
+    source = {name: node for node in nodes for name in node.outputs}
+    names: set[str] = set()
+    node = source.get(output)
+    while node is not None and node.name not in names:
+        names.add(node.name)
+        node = None if node.kind in MATRICES or not node.inputs else source.get(node.inputs[0])
+    return frozenset(names)
+
+
+def _rows(graph: GraphSpec, name: str) -> int:
+    """Rows of an input or output [1, rows, ...]; 1 where they are symbolic."""
+    for tensor in (*graph.inputs, *graph.outputs):
+        if tensor.name == name and len(tensor.shape) > 1:
+            return tensor.shape[1] if isinstance(tensor.shape[1], int) else 1
+    return graph.width or 1
+
+
+def _node(data: bytes) -> Node:
+    texts = {3: "", 4: "", 7: ""}
+    inputs: list[str] = []
+    outputs: list[str] = []
+    numbers: dict[str, int] = {}
+    for number, value in fields(data, NODE, "node"):
+        if number in texts:
+            texts[number] = string(value)
+        if number in (1, 2):
+            (inputs if number == 1 else outputs).append(string(value))
+        if number == 5:
+            numbers.update(_number(message(value)))
+    return Node(texts[3], texts[4], texts[7], tuple(inputs), tuple(outputs), numbers)
+
+
+def _number(data: bytes) -> Iterator[tuple[str, int]]:
+    """(name, value) of an attribute that is one whole number."""
+    name, held = "", list[int]()
+    for number, value in fields(data, ATTRIBUTE, "attribute"):
+        if number == 1:
+            name = string(value)
+        if number == 3:
+            held = integers(value)
+    return ((name, value) for value in held)
+
+
+def _constant(data: bytes) -> tuple[str, list[int]]:
+    name, shape = "", list[int]()
+    for number, value in fields(data, TENSOR, "tensor"):
+        if number == 1:
+            shape += integers(value)
+        if number == 8:
+            name = string(value)
+    return name, shape
