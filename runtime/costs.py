@@ -6,21 +6,17 @@ that a machine is measured once per bundle, provider, thread count and ONNX Runt
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from time import perf_counter
 
-import platformdirs
-
 from spec_edge.models.contract import SpecError
 from spec_edge.runtime.draft import Draft
 from spec_edge.runtime.protocols import Session
+from spec_edge.runtime.remembered import folder_of, recall, remember
 
 
 @dataclass(frozen=True)
@@ -81,38 +77,20 @@ def cost_key(bundle: str, provider: str, threads: int, onnxruntime: str) -> str:
 
 def costs_folder() -> Path:
     """Where curves are kept."""
-    return Path(platformdirs.user_cache_dir("spec-edge", appauthor=False)) / "costs"
+    return folder_of("costs")
 
 
 def load_costs(key: str, folder: Path | None = None) -> CostCurve | None:
     """The curve stored under `key`; None if there is none that can be read."""
+    stored = recall(folder or costs_folder(), key)
     try:
-        stored = json.loads(_file(key, folder).read_text(encoding="utf-8"))
-        if stored["key"] != key:
+        if stored is None:
             return None
         return CostCurve(tuple(int(w) for w in stored["widths"]), tuple(float(s) for s in stored["seconds"]))
-    except (OSError, ValueError, TypeError, KeyError, SpecError):
+    except (ValueError, TypeError, KeyError, SpecError):
         return None
 
 
 def save_costs(key: str, curve: CostCurve, folder: Path | None = None) -> bool:
     """Store it, whole or not at all. False where the folder cannot be written: the next run measures again."""
-    path = _file(key, folder)
-    text = json.dumps({"key": key, "widths": curve.widths, "seconds": curve.seconds})
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".part")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as out:
-                out.write(text)
-            Path(temporary).replace(path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
-    except OSError:
-        return False
-    return True
-
-
-def _file(key: str, folder: Path | None) -> Path:
-    return (folder or costs_folder()) / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
+    return remember(folder or costs_folder(), key, {"widths": curve.widths, "seconds": curve.seconds})

@@ -134,7 +134,7 @@ def compare(
         start, stop = int(reference.starts[k]), int(reference.starts[k + 1])
         kind_kl, kind_missed, at = 0.0, 0, start
         for logits in run(reference.ids[start:stop]):
-            kl, misses = _divergence(reference, at, logits)
+            kl, misses = divergence(reference, at, logits)
             at += len(logits)
             kind_kl, kind_missed = kind_kl + kl, kind_missed + misses
             spent, missed, done = spent + kl, missed + misses, done + len(logits)
@@ -147,7 +147,7 @@ def compare(
     return Quality(spent / total, 1 - missed / total, total, worst, tuple(kinds))
 
 
-def _divergence(reference: Reference, at: int, logits: NDArray[np.float32]) -> tuple[float, int]:
+def divergence(reference: Reference, at: int, logits: NDArray[np.float32]) -> tuple[float, int]:
     """Sum of the divergences of these rows, and how many rows have another argmax."""
     here = slice(at, at + len(logits))
     logq = log_softmax(logits)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from spec_edge.models.contract import SpecError
-from spec_edge.runtime import costs
+from spec_edge.runtime import remembered
 from spec_edge.runtime.costs import CostCurve, cost_key, load_costs, measure, save_costs
 from spec_edge.runtime.sessions.toy import ToySession
 
@@ -99,14 +99,14 @@ def test_nothing_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     def full(*_: object) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr(costs.Path, "replace", full)
+    monkeypatch.setattr(remembered.Path, "replace", full)
     assert not save_costs(KEY, CostCurve((1,), (9.0,)), tmp_path)
     assert load_costs(KEY, tmp_path) == CURVE
     assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_the_default_folder_is_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(costs.platformdirs, "user_cache_dir", lambda name, appauthor: str(tmp_path / name))
+    monkeypatch.setattr(remembered.platformdirs, "user_cache_dir", lambda name, appauthor: str(tmp_path / name))
     assert save_costs(KEY, CURVE)
     assert load_costs(KEY) == CURVE
     assert (tmp_path / "spec-edge" / "costs").is_dir()
