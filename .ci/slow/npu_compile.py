@@ -30,6 +30,9 @@ INTEL = ("3720", "4000", "5010")
 COMPILERS = {**dict.fromkeys(INTEL, "openvino 2026.4.1"), "qnn": "onnxruntime-qnn 2.7.0"}
 """What compiles for each target; pinned in intel_npu/compiler.txt and in the Python that is given."""
 
+TARGETS = {"meteor-lake": "3720", "lunar-lake": "4000", "panther-lake": "5010", "snapdragon-x": "qnn"}
+"""A bundle made for one of these is compiled for it alone, any other bundle for all."""
+
 TIMEOUT_S = 2400
 
 
@@ -86,7 +89,7 @@ def main() -> int:
     for bundle in arguments.bundles:
         manifest = json.loads((bundle / "bundle.json").read_text("utf-8"))
         for graph in _graphs(manifest, arguments.graphs, arguments.past):
-            for target in arguments.targets:
+            for target in arguments.targets or _targets_of(manifest):
                 found = rows.get(key(graph["file"]["sha256"], manifest["weights"]["sha256"], target))
                 if found is None or (arguments.again and not found.compiled):
                     found = _row(bundle, manifest, graph, target)
@@ -110,7 +113,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("rows", type=Path)
     parser.add_argument("bundles", type=Path, nargs="+")
-    parser.add_argument("--targets", type=lambda s: s.split(","), default=list(COMPILERS), help="3720,4000,5010,qnn")
+    parser.add_argument("--targets", type=lambda s: s.split(","), default=[], help="3720,4000,5010,qnn")
     parser.add_argument("--graphs", type=lambda s: s.split(","), default=["*"], help="patterns of names, by comma")
     parser.add_argument("--past", type=int, help="the bucket P; the bundle's largest otherwise")
     parser.add_argument("--again", action="store_true", help="try once more what failed")
@@ -118,6 +121,11 @@ def _arguments() -> argparse.Namespace:
     if unknown := set(parsed.targets) - set(COMPILERS):
         parser.error(f"unknown target {', '.join(sorted(unknown))}; known: {', '.join(COMPILERS)}")
     return parsed
+
+
+def _targets_of(manifest: dict[str, Any]) -> list[str]:
+    own = TARGETS.get(manifest["target"])
+    return [own] if own else list(COMPILERS)
 
 
 def _graphs(manifest: dict[str, Any], patterns: list[str], past: int | None) -> list[dict[str, Any]]:

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # compile.sh MODEL.onnx PLATFORM [OUT.blob]: does Intel's own NPU compiler accept this graph?
 # PLATFORM: 3720 Meteor/Arrow Lake, 4000 Lunar Lake, 5010 Panther Lake. Runs the Windows compiler under Wine; no NPU needed.
-# Needs Debian's wine64 and mingw-w64 (apt-get install -y wine64 mingw-w64), python3 with pip. Proves compilation, not numerics or speed.
+# Needs Debian's wine and mingw-w64 (apt-get install -y wine wine64 gcc-mingw-w64-x86-64) and a Python with pip (PYTHON, else python3),
+# which fetches the compiler's files pinned by SHA-256 (compiler.txt). Proves compilation, not numerics or speed.
 # Prints the compiler's errors, the seconds and the blob's size; exit 0 when it compiled.
 # ESTIMATE=1 also prints the compiler's own cost-model estimate of one inference (microseconds at the stated clock) and leaves
 # compileTimeScheduleTrace.json (a Chrome trace of every DMA, DPU and SHAVE task) in the current folder. It is an estimate, not a
@@ -10,13 +11,13 @@ set -euo pipefail
 model=$(realpath "${1:?usage: compile.sh MODEL.onnx PLATFORM [OUT.blob]}") platform=${2:?PLATFORM: 3720, 4000 or 5010}
 here=$(cd "$(dirname "$0")" && pwd)
 cache=${SPEC_EDGE_NPU_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/spec-edge-npu-compiler}
-version=2026.4.1
+version=2026.4.1 python=${PYTHON:-python3}
 libs=$cache/$version/openvino/libs
 if [[ ! -f $libs/.ready ]]; then
   mkdir -p "$cache/$version"; tmp=$(mktemp -d); trap 'rm -rf "$tmp"' EXIT
-  python3 -m pip download -q --no-deps --only-binary=:all: --platform win_amd64 --python-version 3.11 --implementation cp \
+  "$python" -m pip download -q --no-deps --only-binary=:all: --platform win_amd64 --python-version 3.11 --implementation cp \
     -d "$tmp" --require-hashes -r "$here/compiler.txt" >&2
-  python3 - "$tmp" "$cache/$version" <<'PY'
+  "$python" - "$tmp" "$cache/$version" <<'PY'
 import pathlib, sys, zipfile
 src, dst = map(pathlib.Path, sys.argv[1:])
 for wheel in src.glob("*.whl"):
