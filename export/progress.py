@@ -53,3 +53,20 @@ def stages(quiet: bool = False) -> Iterator[Stages]:
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bar:
         yield Stages(console, bar)
+
+
+@contextmanager
+def compiling_line() -> Iterator[Callable[[str, float], None]]:
+    """A function of (graph, seconds so far): one line that changes, or one a graph where there is no terminal."""
+    console, said = Console(stderr=True, soft_wrap=True), set[str]()
+    if console.is_terminal:
+        with console.status("") as status:
+            yield lambda graph, seconds: status.update(f"compiling {graph}: {seconds:.0f} s")
+        return
+
+    def say(graph: str, _seconds: float) -> None:
+        if graph not in said:
+            said.add(graph)
+            console.print(f"compiling {graph}", highlight=False)
+
+    yield say

@@ -15,7 +15,7 @@ import platform
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -24,6 +24,7 @@ from typing import Any
 
 import platformdirs
 
+from spec_edge.models.contract import GraphSpec
 from spec_edge.runtime.bundle import sha256
 from spec_edge.runtime.providers.provider import Found, Job, Provider
 
@@ -133,11 +134,11 @@ def publish(work: Path, folder: Path, key: str, made: Made, say: Say) -> Path:
 
     Where it cannot be moved it stays in `work`, and lasts for this run.
     """
-    if work.parent != folder:
-        return work / ARTEFACT
     try:
         files = {p.name: {"bytes": p.stat().st_size, "sha256": sha256(p)} for p in work.iterdir() if p.is_file()}
         (work / ENTRY).write_text(json.dumps({"made": asdict(made), "files": files}), encoding="utf-8")
+        if work.parent != folder:
+            return work / ARTEFACT
         for _ in range(2):
             with suppress(OSError):
                 work.rename(folder / key)
@@ -167,6 +168,13 @@ def discard_at_exit(work: Path) -> None:
 def entries(folder: Path | None = None) -> tuple[Entry, ...]:
     """All artefacts, the last used first; what cannot be read is left out."""
     return tuple(sorted(_entries(folder or store_folder()), key=lambda entry: -entry.used))
+
+
+def compiled_bytes(graphs: Iterable[GraphSpec], provider: str, folder: Path | None = None) -> dict[str, int]:
+    """Bytes of the artefacts of these graphs, by the graph's name: the last used where there are several."""
+    wanted = {graph.file.sha256: graph.name for graph in graphs}
+    found = (e for e in reversed(entries(folder)) if e.made.provider == provider and e.made.graph_sha256 in wanted)
+    return {wanted[e.made.graph_sha256]: e.bytes for e in found}
 
 
 def trim(folder: Path, most: int, keep: str = "") -> int:
@@ -232,14 +240,21 @@ def forget(folder: Path, key: str) -> None:
         _remove(folder / key)
 
 
+def entry(artefact: Path) -> Entry | None:
+    """What is known of an artefact; None: it cannot be read."""
+    with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
+        file = artefact.parent / ENTRY
+        stored = json.loads(file.read_text("utf-8"))
+        size = sum(int(fact["bytes"]) for fact in stored["files"].values())
+        return Entry(artefact, Made(**stored["made"]), size, file.stat().st_mtime)
+    return None
+
+
 def _entries(folder: Path) -> Iterator[Entry]:
     with suppress(OSError):
         for place in folder.iterdir():
-            with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
-                file = place / ENTRY
-                stored = json.loads(file.read_text("utf-8"))
-                size = sum(int(fact["bytes"]) for fact in stored["files"].values())
-                yield Entry(place / ARTEFACT, Made(**stored["made"]), size, file.stat().st_mtime)
+            if found := entry(place / ARTEFACT):
+                yield found
 
 
 def _check_owner(folder: Path) -> None:

@@ -80,7 +80,25 @@ def dies_when_unloaded(job: Job, file: Path) -> None:
     atexit.register(os.abort)
 
 
+def _context(file: Path, *others: str) -> None:
+    import onnx
+
+    nodes = [onnx.helper.make_node(kind, [], ["y"], name=kind) for kind in ("EPContext", *others)]
+    onnx.save(onnx.helper.make_model(onnx.helper.make_graph(nodes, "context", [], [])), file)
+
+
+def takes_all_nodes(job: Job, file: Path) -> None:
+    del job
+    _context(file)
+
+
+def leaves_nodes_out(job: Job, file: Path) -> None:
+    del job
+    _context(file, "Cast", "Gather")
+
+
 MADE = (works, sleeps, aborts, reads_nowhere, leaves, lies, refuses, fills_the_disk, is_missing, dies_when_unloaded)
+MADE += (takes_all_nodes, leaves_nodes_out)
 BASE = Provider("", "npu", False, "nothing", find=None, open=None)  # type: ignore[arg-type]
 
 
