@@ -146,6 +146,8 @@ def _row(bundle: Path, manifest: dict[str, Any], graph: dict[str, Any], target: 
         seconds = time.perf_counter() - begun
         compiled = code == 0 and blob.is_file()
         size = blob.stat().st_size if compiled else 0
+    if not compiled and "not compiled" not in text:
+        raise SystemExit(f"the compiler for {target} did not run (exit {code}): {text[-2000:]}")
     estimate = re.search(r"Estimated inference latency\D*([\d.]+)", text)
     lacks = re.search(r"unsupported by VPUNN[^\[]*\[([^\]]*)\]", text)
     return Row(
