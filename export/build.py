@@ -13,16 +13,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from spec_edge.export.candidate import Candidate, Plan, finish, start
-from spec_edge.export.draft import check_vocabulary, draft_fact, draft_folder
+from spec_edge.export.draft import DRAFT, FALLBACK, check_vocabulary, draft_fact, fallback_fact, folder_beside
 from spec_edge.export.drafters import attach, check_drafters
 from spec_edge.export.memory import memory
 from spec_edge.export.options import AUTO, BuildOptions, Rejected, Summary
 from spec_edge.export.progress import Stages
 from spec_edge.export.reference_law import LEAST_TOKENS, ReferenceLaw, reference_law
-from spec_edge.export.staging import staged, staged_together
+from spec_edge.export.staging import staged_together
 from spec_edge.export.verification import LIMITS, check_static, measured, provisional, within
 from spec_edge.models.checkpoint import Checkpoint, ModelConfig
-from spec_edge.models.contract import MANIFEST, BadUsage, DraftFact, Manifest, Parity, Quality, SpecError
+from spec_edge.models.contract import MANIFEST, BadUsage, DraftFact, FallbackFact, Manifest, Parity, Quality, SpecError
 from spec_edge.models.fetch import resolve
 from spec_edge.models.open import open_checkpoint, open_config
 from spec_edge.models.schemes.scheme import scheme
@@ -42,26 +42,66 @@ class Chosen:
     rejected: tuple[Rejected, ...]
 
 
+@dataclass(frozen=True)
+class Beside:
+    """What a bundle records of those that were exported with it. `drafting`: the draft model's own manifest."""
+
+    draft: DraftFact | None = None
+    drafting: Manifest | None = None
+    fallback: FallbackFact | None = None
+
+
 def build_bundle(options: BuildOptions, progress: Stages) -> Summary:
-    """Export the model, and its draft model if one is asked for; bundles appear only when every check has passed."""
-    if options.draft is None:
-        with staged(options.output, options.replace) as work:
-            return _build(options, _open(options, options.model, progress), work, progress)
-    folders = (options.output, draft_folder(options.output))
-    with staged_together(folders, options.replace) as (work, beside):
-        target, draft = (_open(options, model, progress) for model in (options.model, options.draft))
-        check_vocabulary(target, draft)
-        summary = _build(_for_draft(options, draft), draft, beside, progress)
-        drafting = schema.read((beside / MANIFEST).read_bytes())
-        fact = draft_fact(options.output, beside)
-        return replace(_build(options, target, work, progress, fact, drafting), draft=summary)
+    """Export the model, and what is asked for beside it; bundles appear only when every check has passed."""
+    kinds = [kind for kind, wanted in ((DRAFT, options.draft), (FALLBACK, options.fallback)) if wanted is not None]
+    folders = (options.output, *(folder_beside(options.output, kind) for kind in kinds))
+    with staged_together(folders, options.replace) as (work, *others):
+        places = dict(zip(kinds, others, strict=True))
+        checkpoint = _open(options, options.model, progress)
+        draft, beside = _draft(options, checkpoint, places.get(DRAFT), progress)
+        law = _law(options, checkpoint, progress) if FALLBACK in places else None
+        fallback, beside = _fallback(options, checkpoint, places.get(FALLBACK), progress, beside, law)
+        summary = _build(options, checkpoint, work, progress, beside, law)
+        return replace(summary, draft=draft, fallback=fallback)
 
 
-def _for_draft(options: BuildOptions, draft: Checkpoint) -> BuildOptions:
-    """The same options; a draft model that was trained for a shorter context keeps its own."""
+def _draft(
+    options: BuildOptions, target: Checkpoint, work: Path | None, progress: Stages
+) -> tuple[Summary | None, Beside]:
+    """The draft model in a bundle of its own. One that was trained for a shorter context keeps its own."""
+    if options.draft is None or work is None:
+        return None, Beside()
+    draft = _open(options, options.draft, progress)
+    check_vocabulary(target, draft)
     context = None if options.context is None else min(options.context, draft.config.context)
-    output = draft_folder(options.output)
-    return replace(options, model=options.draft or "", output=output, context=context, drafters={})
+    output = folder_beside(options.output, DRAFT)
+    own = replace(options, model=options.draft, output=output, context=context, drafters={})
+    summary = _build(own, draft, work, progress, Beside(), None)
+    return summary, Beside(draft_fact(options.output, work), schema.read((work / MANIFEST).read_bytes()))
+
+
+def _fallback(
+    options: BuildOptions,
+    checkpoint: Checkpoint,
+    work: Path | None,
+    progress: Stages,
+    beside: Beside,
+    law: ReferenceLaw | None,
+) -> tuple[Summary | None, Beside]:
+    """The same model, drafters and context for another target, in the best precision there."""
+    other = options.fallback
+    if other is None or work is None:
+        return None, beside
+    own = replace(
+        options,
+        output=folder_beside(options.output, FALLBACK),
+        target=other,
+        precision=AUTO,
+        widths=other.widths,
+        context=context_of(options, checkpoint.config),
+    )
+    summary = _build(own, checkpoint, work, progress, beside, law)
+    return summary, replace(beside, fallback=fallback_fact(options.output, work))
 
 
 def _build(
@@ -69,31 +109,36 @@ def _build(
     checkpoint: Checkpoint,
     work: Path,
     progress: Stages,
-    draft: DraftFact | None = None,
-    drafting: Manifest | None = None,
+    beside: Beside,
+    law: ReferenceLaw | None,
 ) -> Summary:
-    """draft, drafting: what the bundle records of its draft model, and that model's own manifest."""
+    """law: of this checkpoint at this context, where it is known."""
     with ExitStack() as temporary:
         drafters = attach(options.drafters, checkpoint.config, temporary)
         plan = Plan(checkpoint, options.target, context_of(options, checkpoint.config), options.widths, drafters)
-        summary, manifest = _checked(options, plan, work, progress, draft)
-    return replace(summary, memory=memory(manifest, drafting))
+        summary, manifest = _checked(options, plan, work, progress, beside, law)
+    return replace(summary, memory=memory(manifest, beside.drafting))
+
+
+def _law(options: BuildOptions, checkpoint: Checkpoint, progress: Stages) -> ReferenceLaw:
+    return reference_law(checkpoint, context_of(options, checkpoint.config), progress.stage("fp32 reference"))
 
 
 def _checked(
-    options: BuildOptions, plan: Plan, work: Path, progress: Stages, draft: DraftFact | None
+    options: BuildOptions, plan: Plan, work: Path, progress: Stages, beside: Beside, known: ReferenceLaw | None
 ) -> tuple[Summary, Manifest]:
     began = time.perf_counter()
-    law = reference_law(plan.checkpoint, plan.context, progress.stage("fp32 reference"))
+    law = known or _law(options, plan.checkpoint, progress)
     chosen = _choose(options.precision, plan, law, work, progress)
     progress.stage("writing graphs")
     candidate = finish(chosen.candidate, plan, law, chosen.quality, chosen.parity)
     check_static(candidate, law.reference)
     check_drafters(candidate.drafters, provisional(candidate), plan.checkpoint.weights)
-    candidate = replace(candidate, manifest=replace(candidate.manifest, draft=draft))
+    manifest = replace(candidate.manifest, draft=beside.draft, fallback=beside.fallback)
+    candidate = replace(candidate, manifest=manifest)
     _settle(candidate, work)
     open_bundle(work)
-    return _summary(options, chosen, candidate, law, time.perf_counter() - began), candidate.manifest
+    return _summary(options, chosen, candidate, law, time.perf_counter() - began), manifest
 
 
 def _open(options: BuildOptions, model: str, progress: Stages) -> Checkpoint:

@@ -69,10 +69,11 @@ def main() -> None:
 @main.command()
 @click.argument("model")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder of the new bundle.  [required]")
-@click.option("--precision", default="auto", show_default=True, help="auto, keep, int4, int8, fp16 or fp32.")
-@click.option("--context", type=click.IntRange(64), help="Most tokens, prompt and answer together.  [default: 2048]")
+@click.option("--precision", default="auto", show_default=True, help="auto, or a weight scheme: keep, int8, fp16 ...")
+@click.option("--context", type=click.IntRange(64), help="Most tokens, all told.  [default: 2048, or the target's]")
 @click.option("--widths", help="Verify widths of the static graphs, such as 1,2,4,8,16.  [default: the target's]")
-@click.option("--target", "target_name", default="cpu", show_default=True, help="Hardware profile.")
+@click.option("--target", "target_name", default="cpu", show_default=True, help="One of `spec-edge targets`.")
+@click.option("--with-fallback", "fallback", metavar="TARGET", help="Also export for this one, in a bundle beside it.")
 @click.option(
     "--draft", metavar="MODEL", help="A smaller model of the same family; it drafts, in a bundle beside this one."
 )
@@ -89,6 +90,7 @@ def build(
     context: int | None,
     widths: str | None,
     target_name: str,
+    fallback: str | None,
     draft: str | None,
     medusa: Path | None,
     eagle: Path | None,
@@ -106,7 +108,7 @@ def build(
     if output is None and not dry_run:
         raise click.UsageError("Missing option '-o' / '--output'.")
     output = output or Path()
-    options = build_options(model, output, precision, context, widths, target_name, force, draft, drafters)
+    options = build_options(model, output, precision, context, widths, target_name, force, draft, drafters, fallback)
     if dry_run:
         _plan(options, as_json)
         return
@@ -142,4 +144,39 @@ def inspect(path: Path, target: Path | None, as_json: bool) -> None:
     found = look(path, target)
     click.echo(json.dumps(asdict(found), ensure_ascii=False) if as_json else "\n".join(inspect_lines(found)))
     if found.refused:
+        sys.exit(1)
+
+
+@main.command("compile")
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option("--target", "target_name", required=True, help="Hardware profile, such as meteor-lake.")
+@click.option("--graphs", default="", help="Patterns of graph names, by comma, such as 'verify-*'.  [default: all]")
+@click.option("--timeout", type=click.FloatRange(0, min_open=True), help="Seconds for a graph.  [default: 1800]")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder for copies of what was compiled, and a report.")
+@click.option("--here", is_flag=True, help="For this machine's own device, as `spec-edge` would.")
+@click.option("--again", is_flag=True, help="Compile again what is in the cache or failed before.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
+@one_line_errors
+def compile_(
+    bundle: Path,
+    target_name: str,
+    graphs: str,
+    timeout: float | None,
+    out: Path | None,
+    here: bool,
+    again: bool,
+    as_json: bool,
+) -> None:
+    """Compile the fixed-width graphs of BUNDLE ahead of time, where the target's compiler is on this machine.
+
+    Exit code 1 where a graph is not compiled. No device is used.
+    """
+    from spec_edge.export.compile import CompileOptions, compile_bundle, report_lines
+    from spec_edge.export.progress import compiling_line
+
+    patterns = tuple(name.strip() for name in graphs.split(",") if name.strip())
+    with compiling_line() as progress:
+        report = compile_bundle(CompileOptions(bundle, target_name, patterns, timeout, out, here, again), progress)
+    click.echo(json.dumps(asdict(report), ensure_ascii=False) if as_json else "\n".join(report_lines(report)))
+    if not report.complete:
         sys.exit(1)

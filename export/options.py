@@ -23,6 +23,7 @@ class BuildOptions:
     context   None: 2048, or what the model was trained for if that is less
     draft     a model to export beside it, as its draft model; None: none
     drafters  path of the weights of each drafting method that brings some
+    fallback  another target to export the model for, beside it; None: none
     """
 
     model: str
@@ -34,6 +35,7 @@ class BuildOptions:
     replace: bool
     draft: str | None = None
     drafters: Mapping[str, Path] = field(default_factory=dict)
+    fallback: Target | None = None
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class Rejected:
 
 @dataclass(frozen=True)
 class Summary:
-    """What was made. `bytes`: the whole folder; `seconds`: the whole export. `draft`: of the draft model's bundle.
+    """What was made. `bytes`: the whole folder; `seconds`: the whole export. `draft`, `fallback`: bundles beside it.
 
     memory  of the target and of each drafter, side by side
     """
@@ -66,6 +68,7 @@ class Summary:
     seconds: float
     draft: Summary | None
     memory: tuple[Memory, ...] = ()
+    fallback: Summary | None = None
 
 
 def build_options(
@@ -78,6 +81,7 @@ def build_options(
     replace: bool = False,
     draft: str | None = None,
     drafters: Mapping[str, Path] | None = None,
+    fallback: str | None = None,
 ) -> BuildOptions:
     """BadUsage for an unknown precision or target, widths that the target does not take, or a model that is not there.
 
@@ -86,15 +90,24 @@ def build_options(
     precisions = known("spec_edge.models.schemes", "SCHEME")
     if precision not in (AUTO, *precisions):
         raise BadUsage(f"unknown precision '{precision}'. Known: {AUTO}, {', '.join(precisions)}")
-    profile = target(target_name)
-    if profile.refuses:
-        raise SpecError(f"target {profile.name}: {profile.refuses}")
+    profile = _offered(target_name)
+    other = None if fallback is None else _offered(fallback)
+    if other is not None and other.name == profile.name:
+        raise BadUsage(f"--with-fallback names {other.name}, which is the --target itself")
     chosen = profile.widths if widths is None else _chosen_widths(widths, profile)
     for name in [model] if draft is None else [model, draft]:
         check_name(name)
     if missing := [path for path in (drafters or {}).values() if not path.exists()]:
         raise BadUsage(f"there is no file or folder '{missing[0]}' with a drafter's weights")
-    return BuildOptions(model, output, precision, context, chosen, profile, replace, draft, drafters or {})
+    return BuildOptions(model, output, precision, context, chosen, profile, replace, draft, drafters or {}, other)
+
+
+def _offered(name: str) -> Target:
+    """SpecError: the target takes no language model."""
+    profile = target(name)
+    if profile.refuses:
+        raise SpecError(f"target {profile.name}: {profile.refuses}")
+    return profile
 
 
 def _chosen_widths(text: str, profile: Target) -> tuple[int, ...]:

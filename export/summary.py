@@ -25,12 +25,18 @@ def summary_lines(summary: Summary) -> list[str]:
     lines += [f"  passed over {r.precision}: {r.reason}" for r in summary.rejected]
     lines += memory_lines(summary.memory)
     lines.append(f"  {summary.seconds:.1f} s")
-    return lines if summary.draft is None else [*lines, *summary_lines(summary.draft)]
+    return [*lines, *(line for other in beside(summary) for line in summary_lines(other))]
+
+
+def beside(summary: Summary) -> list[Summary]:
+    """Of the bundles that were made with it."""
+    return [other for other in (summary.draft, summary.fallback) if other is not None]
 
 
 def print_summary(summary: Summary) -> None:
     """Summary on standard output, warnings on standard error."""
     for line in summary_lines(summary):
         click.echo(line)
-    for warning in (*summary.warnings, *(summary.draft.warnings if summary.draft else ())):
-        click.echo(f"warning: {warning}", err=True)
+    for made in (summary, *beside(summary)):
+        for warning in made.warnings:
+            click.echo(f"warning: {warning}", err=True)

@@ -163,6 +163,21 @@ class DraftFact:
 
 
 @dataclass(frozen=True)
+class FallbackFact:
+    """The same model exported for another target, in a bundle beside this one: what runs where no provider of this
+    one's target does. Its weights are its own, so its text is another model's, and is labelled so.
+
+    folder, sha256  as in `DraftFact`
+    target, precision  of that bundle
+    """
+
+    folder: str
+    sha256: str
+    target: str
+    precision: str
+
+
+@dataclass(frozen=True)
 class CacheFacts:
     """Shape and positions of a drafter's own K/V cache. `scratch`: rows past the context that its graphs allow for."""
 
@@ -201,7 +216,11 @@ class DrafterFact:
 
 @dataclass(frozen=True)
 class Manifest:
-    """All of `bundle.json`. `versions` names what made it: spec-edge, onnx, onnxruntime. `draft`: exported with it."""
+    """All of `bundle.json`.
+
+    versions  of what made it: spec-edge, onnx, onnxruntime
+    draft, fallback  bundles that were exported with it and lie beside it
+    """
 
     format: int
     model: ModelFacts
@@ -217,3 +236,4 @@ class Manifest:
     quality: Quality
     parity: Parity | None
     draft: DraftFact | None = None
+    fallback: FallbackFact | None = None

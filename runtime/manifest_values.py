@@ -15,6 +15,7 @@ from spec_edge.models.contract import (
     CacheFacts,
     DrafterFact,
     DraftFact,
+    FallbackFact,
     FileFact,
     GraphSpec,
     Manifest,
@@ -52,8 +53,9 @@ def check(manifest: Manifest) -> None:
     _check_model(manifest.model)
     _check_text(manifest.text, manifest.model)
     _check_files(files(manifest))
-    if manifest.draft is not None:
-        _check_draft(manifest.draft)
+    for where, beside in (("draft", manifest.draft), ("fallback", manifest.fallback)):
+        if beside is not None:
+            _check_beside(beside, where)
     _unique("drafters", [d.name for d in manifest.drafters])
     for i, drafter in enumerate(manifest.drafters):
         _check_drafter(drafter, f"drafters[{i}]", manifest)
@@ -176,11 +178,11 @@ def _check_files(facts: Iterable[FileFact]) -> None:
         seen[fact.file.lower()] = fact.file
 
 
-def _check_draft(draft: DraftFact) -> None:
-    if not file_name_is_safe(draft.folder):
-        fail("draft.folder", f"{show(draft.folder)} is not allowed (letters, digits, . _ -, no path, at most 128)")
-    if not _SHA256.fullmatch(draft.sha256):
-        fail("draft.sha256", "is not 64 lower-case hex digits")
+def _check_beside(beside: DraftFact | FallbackFact, where: str) -> None:
+    if not file_name_is_safe(beside.folder):
+        fail(f"{where}.folder", f"{show(beside.folder)} is not allowed (letters, digits, . _ -, no path, at most 128)")
+    if not _SHA256.fullmatch(beside.sha256):
+        fail(f"{where}.sha256", "is not 64 lower-case hex digits")
 
 
 def file_name_is_safe(name: str) -> bool:

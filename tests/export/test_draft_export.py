@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from spec_edge.export import build, staging
 from spec_edge.export.cli import main
-from spec_edge.export.draft import draft_folder
+from spec_edge.export.draft import DRAFT, folder_beside
 from spec_edge.models.contract import SpecError
 from spec_edge.runtime import load
 from spec_edge.runtime.bundle import open_bundle
@@ -191,7 +191,7 @@ def test_an_existing_draft_is_not_replaced_unasked(pair: tuple[Path, Path], tmp_
     ],
 )
 def test_the_name_is_safe_everywhere(tmp_path: Path, output: str, name: str) -> None:
-    assert draft_folder(tmp_path / output) == tmp_path / name
+    assert folder_beside(tmp_path / output, DRAFT) == tmp_path / name
 
 
 def test_missing_models(pair: tuple[Path, Path], tmp_path: Path) -> None:

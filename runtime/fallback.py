@@ -1,0 +1,23 @@
+"""The bundle that stands in for another: the same model with other weights, exported beside it for another target.
+
+Enters: a bundle that records one. Leaves: that bundle, or None where there is none.
+"""
+
+from __future__ import annotations
+
+from spec_edge.models.contract import SpecError
+from spec_edge.runtime.bundle import Bundle, is_bundle, open_bundle
+
+
+def fallback(bundle: Bundle) -> Bundle | None:
+    """SpecError: it is not beside the bundle, or is another one."""
+    fact = bundle.manifest.fallback
+    if fact is None:
+        return None
+    folder = bundle.folder.with_name(fact.folder)
+    if not is_bundle(folder):
+        raise SpecError(f"the fallback of this bundle is not at {folder}; put it back, or export the model again")
+    found = open_bundle(folder)
+    if found.digest != fact.sha256:
+        raise SpecError(f"{folder} is not the fallback that was exported with this bundle; export the model again")
+    return found
