@@ -93,7 +93,7 @@ def _end_with_parent() -> None:
     """Wait for the end of standard input. (A compiler that holds the interpreter keeps this from running.)"""
     while sys.stdin.buffer.read(1):
         pass
-    if hasattr(os, "killpg") and os.getpgid(0) == os.getpid():
+    if hasattr(os, "killpg") and hasattr(os, "getpgid") and os.getpgid(0) == os.getpid():
         os.killpg(0, 9)
     os._exit(1)
 
