@@ -1,0 +1,242 @@
+"""Exports for every target: all graphs keep to its rules; what an NPU bundle holds; the bundle beside it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from spec_edge.export.options import build_options
+from spec_edge.export.plan import plan_bundle
+from spec_edge.models.contract import BadUsage, SpecError
+from spec_edge.models.lowerings.spelling import respelled
+from spec_edge.models.planned import PLANNABLE
+from spec_edge.runtime.bundle import open_bundle
+from spec_edge.runtime.fallback import fallback
+from spec_edge.targets.operators import AMD_A16W8, AMD_BF16
+from spec_edge.targets.target import targets
+
+OFFERED = [t for t in targets() if not t.refuses]
+EAGLE = {
+    "architectures": ["LlamaForCausalLMEagle3"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 1,
+    "rms_norm_eps": 1e-5,
+    "vocab_size": 257,
+    "draft_vocab_size": 100,
+    "hidden_act": "silu",
+    "rope_theta": 10000.0,
+    "max_position_embeddings": 256,
+    "eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1]},
+}
+MEDUSA = {"medusa_num_heads": 3, "medusa_num_layers": 1}
+
+
+@pytest.fixture(scope="module")
+def drafters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Configurations of drafters: a plan needs no more."""
+    folder = tmp_path_factory.mktemp("drafters")
+    found = {}
+    for name, config in (("medusa", MEDUSA), ("eagle", EAGLE)):
+        (folder / name).mkdir()
+        (folder / name / "config.json").write_text(json.dumps(config), "utf-8")
+        found[name] = folder / name
+    return found
+
+
+@pytest.mark.parametrize("profile", OFFERED, ids=lambda t: t.name)
+def test_every_graph_keeps_to_the_rules(profile: Any, tiny_target: Path, drafters: dict[str, Path]) -> None:
+    """Target, Medusa and EAGLE graphs in every precision whose sizes are known; a plan checks what an export would."""
+    for precision in (p for p in profile.precisions if p in PLANNABLE):
+        options = build_options(
+            str(tiny_target), Path("out"), precision, target_name=profile.name, drafters=drafters, context=256
+        )
+        plan = plan_bundle(options)
+        networks = {file.network for file in plan.files}
+        assert {"target", "medusa", "eagle"} <= networks
+        verify = [file.file for file in plan.files if file.file.startswith("verify-")]
+        assert verify == [f"verify-portable-s{s}-p256.onnx" for s in profile.widths]
+
+
+def test_an_npu_bundle(bench: Any, tiny_target: Path, heads: Path, tmp_path: Path) -> None:
+    """Static float16 graphs for the NPU, one any-width float32 graph for the rest of its chain, the same weights."""
+    done = bench.export(
+        tiny_target, "-o", tmp_path / "b", "--target", "meteor_lake", "--precision", "fp16", "--medusa", heads
+    )
+    assert done.exit_code == 0, done.output
+    manifest = open_bundle(tmp_path / "b").manifest
+    assert (manifest.target, manifest.precision, manifest.model.context) == ("meteor-lake", "fp16", 256)
+    graphs = {(g.role, g.width): g for g in manifest.graphs if g.network == "target"}
+    assert set(graphs) == {("step", None), ("verify", 1), ("verify", 8), ("prefill", 128)}
+    assert {g.lowering for g in manifest.graphs} == {"portable"}
+    dtypes = {role: g.outputs[0].dtype for (role, _), g in graphs.items()}
+    assert dtypes == {"step": "float32", "verify": "float16", "prefill": "float16"}
+
+
+def test_ryzen_ai_writes_every_node_in_amds_operators(
+    bench: Any, tiny_target: Path, heads: Path, tmp_path: Path
+) -> None:
+    """Export itself compares the respelled graphs with the plain ones; here, their operators."""
+    done = bench.export(tiny_target, "-o", tmp_path / "b", "--target", "ryzen-ai", "--medusa", heads)
+    assert done.exit_code == 0, done.output
+    bundle = open_bundle(tmp_path / "b")
+    static = [g for g in bundle.manifest.graphs if g.width is not None]
+    assert {g.network for g in static} == {"target", "medusa"}
+    for graph in static:
+        model = onnx.load(str(bundle.path(graph.file)), load_external_data=False)
+        kinds = {(node.domain, node.op_type) for node in model.graph.node}
+        assert kinds <= {("", name) for name in AMD_BF16}, graph.name
+        assert ("", "Exp") in kinds and model.opset_import[0].version == 17
+
+
+# Refusals
+
+
+def test_refusals(bench: Any, tiny_target: Path, tmp_path: Path) -> None:
+    out = (tiny_target, "-o", tmp_path / "out")
+    assert "AMD supports neither language models" in bench.refused(*out, "--target", "ryzen-ai-xdna1")
+    said = bench.refused(*out, "--target", "meteor-lake", "--widths", "4,8", code=2)
+    assert "--widths 4,8 makes 3 graphs and a prefill, and target meteor-lake takes 3 at most" in said
+    said = bench.refused(*out, "--target", "meteor-lake", "--widths", "5", "--precision", "fp16")
+    assert said == (
+        "Error: graph verify-portable-s5-p256 does not suit target meteor-lake: "
+        "a verify width of 5 is not one of 1, 4, 8, 16, 32; nothing was written"
+    )
+    assert "Did you mean 'meteor-lake'" in bench.refused(*out, "--target", "meteor", code=2)
+    assert "is the --target itself" in bench.refused(*out, "--with-fallback", "cpu", code=2)
+    assert "AMD supports neither" in bench.refused(*out, "--with-fallback", "ryzen-ai-xdna1")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_options_say_no_before_anything_is_read() -> None:
+    with pytest.raises(SpecError, match="AMD supports neither"):
+        build_options("none", Path("o"), target_name="ryzen-ai-xdna1")
+    with pytest.raises(BadUsage, match=r"unknown precision 'int3'. Known: auto, .*fp16"):
+        build_options("none", Path("o"), "int3")
+
+
+# A bundle beside
+
+
+@pytest.fixture(scope="module")
+def pair(bench: Any, tiny_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pair")
+    args = ("--target", "meteor-lake", "--precision", "fp16", "--with-fallback", "cpu", "--json")
+    done = bench.export(tiny_target, "-o", folder / "b", *args)
+    assert done.exit_code == 0, done.output
+    summary = json.loads(done.stdout)
+    assert (summary["target"], summary["fallback"]["target"]) == ("meteor-lake", "cpu")
+    assert sorted(p.name for p in folder.iterdir()) == ["b", "b-fallback"]
+    return folder
+
+
+def test_the_fallback_is_recorded(pair: Path) -> None:
+    bundle = open_bundle(pair / "b")
+    other = fallback(bundle)
+    fact = bundle.manifest.fallback
+    assert other is not None and fact is not None
+    assert (fact.folder, fact.target, fact.precision) == ("b-fallback", "cpu", other.manifest.precision)
+    assert other.digest == fact.sha256 and other.manifest.model.context == bundle.manifest.model.context
+    assert any(g.lowering == "fused" for g in other.manifest.graphs)
+    assert fallback(other) is None
+
+
+def test_a_fallback_that_was_changed_or_lost_is_refused(pair: Path) -> None:
+    manifest = pair / "b-fallback" / "bundle.json"
+    text = manifest.read_bytes()
+    try:
+        manifest.write_bytes(text + b"\n")
+        with pytest.raises(SpecError, match="is not the fallback that was exported with this bundle"):
+            fallback(open_bundle(pair / "b"))
+        manifest.unlink()
+        with pytest.raises(SpecError, match=r"is not at .*b-fallback; put it back"):
+            fallback(open_bundle(pair / "b"))
+    finally:
+        manifest.write_bytes(text)
+
+
+# Other spellings
+
+
+def one(
+    kind: str, shape: tuple[int, ...], opset: int = 17, held: Any = (), outputs: Any = None, **attributes: Any
+) -> Any:
+    inputs = ["x", *(t.name for t in held)]
+    outputs = outputs or [("y", TensorProto.FLOAT)]
+    node = helper.make_node(kind, inputs, [name for name, _ in outputs], f"/{kind}", **attributes)
+    graph = helper.make_graph(
+        [node],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info(name, dtype, None) for name, dtype in outputs],
+        list(held),
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+
+
+def run(model: onnx.ModelProto, x: Any) -> list[Any]:
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return list(session.run(None, {"x": x}))
+
+
+def ints(name: str, *values: int) -> onnx.TensorProto:
+    return numpy_helper.from_array(np.array(values, np.int64), name)
+
+
+TOP = [("values", TensorProto.FLOAT), ("places", TensorProto.INT64)]
+TWO = [numpy_helper.from_array(np.array(2, np.float32), "e")]
+SPELLINGS = [
+    ("Softmax", one("Softmax", (2, 3, 40), axis=-1), AMD_BF16),
+    ("LogSoftmax", one("LogSoftmax", (3, 40), axis=-1), AMD_BF16),
+    ("TopK", one("TopK", (3, 40), held=[ints("k", 5)], outputs=TOP), AMD_BF16),
+    ("TopK", one("TopK", (3, 40), held=[ints("k", 5)], outputs=TOP, axis=1), AMD_BF16),
+    ("Neg", one("Neg", (3, 40)), AMD_A16W8),
+    ("Pow", one("Pow", (3, 40), held=TWO), AMD_A16W8),
+    ("ReduceMean", one("ReduceMean", (3, 40), axes=[-1], keepdims=1), AMD_A16W8),
+    ("Gather", one("Gather", (3, 40), held=[ints("i", 2)], axis=0), AMD_A16W8),
+    ("Gather", one("Gather", (3, 40), held=[ints("i", 2, 0, 2)], axis=0), AMD_A16W8),
+]
+
+
+@pytest.mark.parametrize(("kind", "model", "kept"), SPELLINGS, ids=[f"{i}-{s[0]}" for i, s in enumerate(SPELLINGS)])
+def test_a_spelling_says_the_same(kind: str, model: onnx.ModelProto, kept: frozenset[str]) -> None:
+    """Blocked scores and equal values included; the order of equal ones too."""
+    spelled = respelled("elementary", model, kept)
+    kinds = {node.op_type for node in spelled.graph.node}
+    assert kind not in kinds and kinds <= kept
+    shape = [d.dim_value for d in model.graph.input[0].type.tensor_type.shape.dim]
+    x = np.random.default_rng(0).normal(size=shape).round(1).astype(np.float32)
+    x[..., 7:30] = -1e4 if "Soft" in kind else x[..., 7:30]
+    for ours, theirs in zip(run(spelled, x), run(model, x), strict=True):
+        assert ours.shape == theirs.shape
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_what_may_stay_stays() -> None:
+    model = one("Softmax", (2, 8), axis=-1)
+    assert respelled("elementary", model, AMD_A16W8).graph.node == model.graph.node
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        one("Softmax", (2, 8), axis=0),
+        one("Pow", (2, 8), held=[numpy_helper.from_array(np.array(3, np.float32), "e")]),
+        one("Gather", (2, 8), held=[ints("i", 1)], axis=1),
+        one("ReduceMean", (2, 8), axes=[0], keepdims=1),
+    ],
+    ids=lambda m: m.graph.node[0].op_type,
+)
+def test_a_form_without_a_recipe_is_an_error(model: onnx.ModelProto) -> None:
+    with pytest.raises(SpecError, match="no spelling of"):
+        respelled("elementary", model, frozenset())
