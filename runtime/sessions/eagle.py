@@ -11,41 +11,17 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from spec_edge.models.contract import CacheFacts, DrafterFact, GraphSpec, SpecError
+from spec_edge.models.contract import GraphSpec, SpecError
 from spec_edge.runtime.bundle import Bundle
 from spec_edge.runtime.eagle_model import EagleModel
-from spec_edge.runtime.eagle_rows import F32, Level, Scratch
+from spec_edge.runtime.eagle_rows import F32, Level, Rows, Scratch
 from spec_edge.runtime.providers.provider import Opened, Opener, Provider
 from spec_edge.runtime.sessions.chain import Chain
+from spec_edge.runtime.sessions.eagle_facts import AGAIN, METHOD, drafted_ids, drafter_fact, size_of
 from spec_edge.runtime.sessions.eagle_failover import FailoverRows
+from spec_edge.runtime.sessions.eagle_static import StaticEagleSession
 from spec_edge.runtime.sessions.fused import Arrays, FusedGraph
 from spec_edge.runtime.sessions.ort import CHUNK
-
-METHOD = "eagle"
-AGAIN = "export it again with --eagle"
-
-
-def drafter_fact(bundle: Bundle) -> tuple[DrafterFact, CacheFacts]:
-    """The bundle's EAGLE drafter and its cache. SpecError: it has none."""
-    fact = next((d for d in bundle.manifest.drafters if d.name == METHOD), None)
-    if fact is None or fact.cache is None:
-        raise SpecError(f"this bundle has no EAGLE drafter; {AGAIN}")
-    return fact, fact.cache
-
-
-def drafted_ids(bundle: Bundle, fact: DrafterFact) -> NDArray[np.int64] | None:
-    """The map of a reduced vocabulary. SpecError: it leaves the target's."""
-    if fact.vocabulary is None:
-        return None
-    ids = np.fromfile(bundle.path(fact.vocabulary), "<i4").astype(np.int64)
-    if not ids.size or ids.min() < 0 or ids.max() >= bundle.manifest.model.vocab_size:
-        raise SpecError(f"bundle file {fact.vocabulary.file} names an id that the model does not have; {AGAIN}")
-    return ids
-
-
-def size_of(graph: GraphSpec, output: str) -> int:
-    """Last dimension of an output."""
-    return int(next(t.shape[-1] for t in graph.outputs if t.name == output))
 
 
 class EagleSession:
@@ -169,9 +145,11 @@ class _Fuse:
         self._opened.close()
 
 
-def open_network(bundle: Bundle, on: Provider, opener: Opener) -> EagleModel:  # noqa: ARG001
+def open_network(bundle: Bundle, on: Provider, opener: Opener) -> EagleModel:
     """What choose.py calls: the drafter on its session, which remembers the last text."""
-    return EagleModel(EagleSession(bundle, opener), bundle.manifest.text.tokens)
+    wide = on.fused and any(g.lowering == "fused" for g in bundle.graphs(METHOD, "step"))
+    rows: Rows = EagleSession(bundle, opener) if wide else StaticEagleSession(bundle, opener)
+    return EagleModel(rows, bundle.manifest.text.tokens)
 
 
 def failover(bundle: Bundle, chain: Chain[EagleModel]) -> EagleModel:

@@ -20,7 +20,7 @@ from spec_edge.runtime.bundle import Bundle
 from spec_edge.runtime.cache import PortableCache
 from spec_edge.runtime.eagle_rows import F32, Level, Scratch
 from spec_edge.runtime.providers.provider import Opened, Opener
-from spec_edge.runtime.sessions.eagle import AGAIN, METHOD, drafted_ids, drafter_fact
+from spec_edge.runtime.sessions.eagle_facts import AGAIN, METHOD, drafted_ids, drafter_fact
 from spec_edge.runtime.sessions.fused import BLOCKED, Arrays
 from spec_edge.runtime.sessions.rows import rotary
 

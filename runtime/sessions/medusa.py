@@ -1,7 +1,7 @@
 """Medusa heads: one hidden state enters, candidates for the next positions leave.
 
 Enters: a bundle with Medusa heads. Leaves: for each head the best ids of the target and their log-probabilities. The
-graph with float32 activations serves where there is one, else the static one of the bundle's target.
+graph with float32 activations serves where fused graphs run, elsewhere the one of the bundle's target.
 """
 
 from __future__ import annotations
@@ -42,15 +42,13 @@ class Heads(Protocol):
 class MedusaSession:
     """`Heads` in a graph of the bundle."""
 
-    def __init__(self, bundle: Bundle, opener: Opener, lowering: str | None = None) -> None:
-        """lowering: of the graph that is wanted; None: the any-width one, or what there is."""
+    def __init__(self, bundle: Bundle, opener: Opener, lowering: str = "fused") -> None:
+        """lowering: of the graph that is wanted, if there is one."""
         self.fact = _fact(bundle)
-        graphs = [g for g in bundle.graphs(NAME, "heads") if lowering in (None, g.lowering)]
+        graphs = bundle.graphs(NAME, "heads")
         if not graphs:
-            raise SpecError(
-                "this bundle's Medusa heads have no graph that is wanted here; export it again with --medusa"
-            )
-        graph = min(graphs, key=lambda g: g.lowering != "fused")
+            raise SpecError("this bundle's Medusa heads have no graph; export it again with --medusa")
+        graph = min(graphs, key=lambda g: g.lowering != lowering)
         self._opened = opener(graph)
         shapes = {t.name: (t.dtype, [int(d) for d in t.shape]) for t in (*graph.inputs, *graph.outputs)}
         self._arrays = {name: np.zeros(shape, dtype) for name, (dtype, shape) in shapes.items()}
@@ -96,6 +94,6 @@ def _fact(bundle: Bundle) -> DrafterFact:
     return fact
 
 
-def open_network(bundle: Bundle, on: Provider, opener: Opener) -> MedusaSession:  # noqa: ARG001
+def open_network(bundle: Bundle, on: Provider, opener: Opener) -> MedusaSession:
     """What choose.py calls."""
-    return MedusaSession(bundle, opener)
+    return MedusaSession(bundle, opener, "fused" if on.fused else "portable")

@@ -1,0 +1,83 @@
+"""openvino-npu: OpenVINO's NPU plugin, for Intel's NPUs. Static portable graphs only. Untested on hardware.
+
+Options: OpenVINO's own, and those of NPUW, which cuts a graph up and runs the parts: NPU_USE_NPUW=YES. Its own choice
+lets parts run on the CPU; here they may not, unless NPUW_DEVICES says so. NPUW_DEVICES=CPU needs no NPU: it shows the
+plugin's numerics anywhere.
+"""
+
+from __future__ import annotations
+
+import ctypes.util
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+
+from spec_edge.runtime.onnx_nodes import nodes_of
+from spec_edge.runtime.providers._openvino import (
+    INSTALL,
+    OpenVinoOpened,
+    Options,
+    compile_graph,
+    devices,
+    find_device,
+    open_graph,
+    package,
+    versions,
+)
+from spec_edge.runtime.providers.provider import Found, Job, Provider
+
+NAME, DEVICE = "openvino-npu", "NPU"
+COMPILERS = ("openvino_intel_npu_compiler", "npu_driver_compiler")
+"""Libraries that hold Intel's NPU compiler: OpenVINO's own, and the driver's."""
+
+
+def runs_on(options: Mapping[str, str]) -> tuple[str, ...]:
+    """Devices that these options let run a part, lower case."""
+    if options.get("NPU_USE_NPUW", "NO") != "YES":
+        return ("npu",)
+    return tuple(name.strip().lower() for name in options.get("NPUW_DEVICES", DEVICE).split(","))
+
+
+def defaults(job: Job) -> Options:
+    """One text at a time; NPUW stays on the NPU."""
+    inner = {"NPUW_DEVICES": DEVICE, "NPUW_FALLBACK_EXEC": "NO"} if job.options.get("NPU_USE_NPUW") == "YES" else {}
+    return {"PERFORMANCE_HINT": "LATENCY", **inner}
+
+
+def find_here(options: Mapping[str, str]) -> Found:
+    if "npu" not in runs_on(options):
+        return Found(f"the NPU plugin over {', '.join(devices())}", versions=versions())
+    return find_device(DEVICE, _missing())
+
+
+def _missing() -> str:
+    """What to do where OpenVINO sees no NPU."""
+    if platform.system() != "Linux":
+        return "; this machine has no Intel NPU, or its driver is missing"
+    driver = "; this machine has no Intel NPU, its driver is missing, or this user is not in the group 'render'"
+    held = Path(package().__file__).parent.glob("libs/*npu_compiler*")
+    if any(held) or any(ctypes.util.find_library(name) for name in COMPILERS):
+        return driver
+    return f"{driver}; OpenVINO's wheel for Linux has no NPU compiler: install intel-driver-compiler-npu"
+
+
+def open_job(job: Job) -> OpenVinoOpened:
+    """The plugin takes a graph whole or not at all, and tells no counts: they are the file's."""
+    placed = f"openvino-{'+'.join(runs_on(job.options))}"
+    nodes = len(nodes_of(job.model.read_bytes()).nodes)
+    return open_graph(job, NAME, DEVICE, defaults(job), {placed: nodes})
+
+
+def compile_job(job: Job, file: Path) -> None:
+    compile_graph(job, file, NAME, DEVICE, defaults(job))
+
+
+PROVIDER = Provider(
+    name=NAME,
+    device="npu",
+    symbolic=False,
+    install=INSTALL,
+    find=find_here,
+    open=open_job,
+    compile=compile_job,
+)
