@@ -185,7 +185,7 @@ def _choose(precision: str, plan: Plan, law: ReferenceLaw, work: Path, progress:
         progress.stage(f"packing {name}")
         candidate = start(plan, name, work / name, law.peaks)
         tick = progress.stage(f"measuring {name}", len(law.reference.ids))
-        if (found := measured(candidate, law, bounded, tick)) is not None:
+        if (found := measured(candidate, plan.target, law, bounded, tick)) is not None:
             return Chosen(candidate, *found, tuple(rejected))
         shutil.rmtree(candidate.folder)
         rejected.append(Rejected(name, f"KL above {LIMITS[0]} or top-1 below {LIMITS[1]}"))

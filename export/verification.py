@@ -10,6 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 from spec_edge.export.candidate import Candidate
+from spec_edge.export.computed import as_computed
 from spec_edge.export.reference_law import ReferenceLaw
 from spec_edge.models.contract import Parity, Quality, SpecError
 from spec_edge.runtime.bundle import Bundle
@@ -19,6 +20,7 @@ from spec_edge.runtime.providers.opening import on_cpu
 from spec_edge.runtime.quality import KL_LIMIT, TOP1_LIMIT, Reference, log_softmax, measure, rows
 from spec_edge.runtime.sessions.choose import open_on_cpu
 from spec_edge.runtime.sessions.static import StaticSession
+from spec_edge.targets.target import Target
 
 LIMITS = (KL_LIMIT, TOP1_LIMIT)
 PARITY_LIMIT = 1e-3
@@ -33,20 +35,24 @@ def provisional(candidate: Candidate) -> Bundle:
 
 
 def measured(
-    candidate: Candidate, law: ReferenceLaw, bounded: bool, tick: Callable[[int], None]
+    candidate: Candidate, target: Target, law: ReferenceLaw, bounded: bool, tick: Callable[[int], None]
 ) -> tuple[Quality, Parity | None] | None:
     """Quality of what the target runs, and parity where it is fp32; None where `bounded` and out of bounds."""
     bundle = provisional(candidate)
-    session: Session = (
-        StaticSession(bundle, on_cpu(bundle)) if bundle.graphs("target", "verify") else open_on_cpu(bundle)
-    )
-    try:
-        found = measure(law.reference, session, LIMITS if bounded else None, tick)
-        if found is None:
-            return None
-        return found, _parity(session, law) if candidate.manifest.precision == "fp32" else None
-    finally:
-        session.close()
+    with as_computed(bundle, target) as computed:
+        session = _session(computed)
+        try:
+            found = measure(law.reference, session, LIMITS if bounded else None, tick)
+        finally:
+            session.close()
+    if found is None:
+        return None
+    return found, _parity(bundle, law) if candidate.manifest.precision == "fp32" else None
+
+
+def _session(bundle: Bundle) -> Session:
+    """Fixed-width graphs where there are some already: they are what the target runs."""
+    return StaticSession(bundle, on_cpu(bundle)) if bundle.graphs("target", "verify") else open_on_cpu(bundle)
 
 
 def within(quality: Quality) -> bool:
@@ -54,9 +60,11 @@ def within(quality: Quality) -> bool:
     return quality.kl <= KL_LIMIT and quality.top1 >= TOP1_LIMIT
 
 
-def _parity(session: Session, law: ReferenceLaw) -> Parity:
+def _parity(bundle: Bundle, law: ReferenceLaw) -> Parity:
     ids = law.reference.ids[: len(law.first_logits)]
+    session = _session(bundle)
     logits = np.concatenate([out.copy() for out in rows(session, ids)])
+    session.close()
     error = float(np.abs(logits - law.first_logits).max())
     if not error <= PARITY_LIMIT:
         raise SpecError(

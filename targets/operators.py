@@ -13,8 +13,8 @@ def names(text: str) -> frozenset[str]:
 
 
 PORTABLE = names(
-    "Add Cast Concat Div Erf Exp Gather Gemm Log LogSoftmax MatMul Mul Neg Pow ReduceMean ReduceSum Reshape Sigmoid "
-    "Softmax Split Sqrt Squeeze Sub TopK Transpose Unsqueeze"
+    "Add Cast Concat Div Erf Exp Flatten Gather Gemm Log LogSoftmax MatMul Mul Neg Pow ReduceMean ReduceSum Reshape "
+    "Sigmoid Softmax Split Sqrt Squeeze Sub TopK Transpose Unsqueeze"
 )
 """Of ONNX's own domain, what the portable lowering and the drafters' graphs are written in."""
 

@@ -14,6 +14,7 @@ from spec_edge.models.plugins import find, known
 LOWERINGS = ("portable", "fused")
 DEVICES = ("cpu", "gpu", "npu")
 DTYPES = ("float32", "float16")
+COMPUTED = ("", "bfloat16")
 FREE_WIDTHS = 64
 """Widest verify run of a target that names no widths of its own."""
 
@@ -79,6 +80,8 @@ class Target:
     lowering      of the any-width graph, where `symbolic`
     static        lowering of the fixed-width graphs
     spelling      how the fixed-width graphs are rewritten (models/lowerings/<spelling>.py); "": not at all
+    computes      "bfloat16": the compiler rounds every float32 value to it, and quality is measured with that; "": the
+                  types that the graphs state
     half          precisions whose fixed-width graphs have float16 activations; the others have float32
     step          activation dtype of the any-width graph at these precisions
     precisions    what `auto` may choose, in order: the first within the bounds is taken
@@ -103,6 +106,7 @@ class Target:
     lowering: str = "portable"
     static: str = "portable"
     spelling: str = ""
+    computes: str = ""
     half: tuple[str, ...] = ()
     step: str = "float32"
     precisions: tuple[str, ...] = ()
@@ -122,6 +126,7 @@ class Target:
             ("lowering", self.static, LOWERINGS),
             ("device", self.device, DEVICES),
             ("activation", self.step, DTYPES),
+            ("type", self.computes, COMPUTED),
         ):
             self._ensure(value in those, f"{what} '{value}' is not one of {', '.join(those)}")
         self._ensure(bool(self.providers) != bool(self.refuses), "either has providers or says why it refuses")
@@ -129,6 +134,7 @@ class Target:
         self._ensure(len(set(names)) == len(names), f"a provider stands twice in {names}")
         compiler = self.compiler.provider if self.compiler else None
         self._ensure(compiler is None or compiler in names, f"the compiler's provider {compiler} is not in its chain")
+        self._ensure(not (self.computes and self.symbolic), "only fixed-width graphs are rounded")
         self._ensure(bool(self.proof), "does not say what is proved")
         self._check_sizes()
         self._check_precisions()

@@ -15,8 +15,9 @@ from onnx import TensorProto, helper, numpy_helper
 from spec_edge.export.options import build_options
 from spec_edge.export.plan import plan_bundle
 from spec_edge.models.contract import BadUsage, SpecError
+from spec_edge.models.lowerings.rounding import rounded
 from spec_edge.models.lowerings.spelling import respelled
-from spec_edge.models.planned import PLANNABLE
+from spec_edge.models.planned import plannable
 from spec_edge.runtime.bundle import open_bundle
 from spec_edge.runtime.fallback import fallback
 from spec_edge.targets.operators import AMD_A16W8, AMD_BF16
@@ -57,7 +58,7 @@ def drafters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.mark.parametrize("profile", OFFERED, ids=lambda t: t.name)
 def test_every_graph_keeps_to_the_rules(profile: Any, tiny_target: Path, drafters: dict[str, Path]) -> None:
     """Target, Medusa and EAGLE graphs in every precision whose sizes are known; a plan checks what an export would."""
-    for precision in (p for p in profile.precisions if p in PLANNABLE):
+    for precision in (p for p in profile.precisions if p in plannable()):
         options = build_options(
             str(tiny_target), Path("out"), precision, target_name=profile.name, drafters=drafters, context=256
         )
@@ -92,6 +93,8 @@ def test_ryzen_ai_writes_every_node_in_amds_operators(
     bundle = open_bundle(tmp_path / "b")
     static = [g for g in bundle.manifest.graphs if g.width is not None]
     assert {g.network for g in static} == {"target", "medusa"}
+    assert not list((tmp_path / "b").glob("computed-*")) and bundle.manifest.parity is not None
+    assert 0 < bundle.manifest.quality.kl < 0.02  # bfloat16's rounding is in it; the float32 graph's would be 1e-9
     for graph in static:
         model = onnx.load(str(bundle.path(graph.file)), load_external_data=False)
         kinds = {(node.domain, node.op_type) for node in model.graph.node}
@@ -240,3 +243,26 @@ def test_what_may_stay_stays() -> None:
 def test_a_form_without_a_recipe_is_an_error(model: onnx.ModelProto) -> None:
     with pytest.raises(SpecError, match="no spelling of"):
         respelled("elementary", model, frozenset())
+
+
+def test_rounding_rounds_every_value() -> None:
+    """x + x W of bfloat16 numbers: inputs, weights, product and sum are rounded to nearest even, moves are not."""
+    w = np.random.default_rng(1).normal(size=(4, 4)).astype(np.float32)
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["p"], "/MatMul"),
+        helper.make_node("Transpose", ["p"], ["t"], "/Transpose", perm=[1, 0]),
+        helper.make_node("Add", ["x", "t"], ["y"], "/Add"),
+    ]
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4, 4]) for name in "xy"]
+    graph = helper.make_graph(nodes, "g", values[:1], values[1:], [numpy_helper.from_array(w, "w")])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+    x = np.random.default_rng(2).normal(size=(4, 4)).astype(np.float32)
+
+    def narrow(a: Any) -> Any:
+        bits = np.ascontiguousarray(a, np.float32).view(np.uint32)
+        return ((bits + 0x7FFF + (bits >> 16 & 1)) & np.uint32(0xFFFF0000)).view(np.float32)
+
+    want = narrow(narrow(x) + narrow((narrow(x) @ narrow(w)).T))
+    (found,) = run(rounded(model, "bfloat16"), x)
+    np.testing.assert_array_equal(found, want)
+    assert np.abs(found - run(model, x)[0]).max() > 1e-4
