@@ -102,7 +102,8 @@ def compile_bundle(
     graphs = _graphs(bundle, profile, options.graphs)
     found = maker.find(arguments)
     settings = settings or settings_from(os.environ)
-    settings = replace(settings, timeout_s=options.timeout_s or settings.timeout_s, again=options.again)
+    timeout_s = options.timeout_s or settings.timeout_s
+    settings = replace(settings, timeout_s=timeout_s, again=options.again, tried=options.here)
     work = _Work(bundle, profile, maker, found, arguments, settings, options.out, progress)
     made = tuple(_graph(work, graph) for graph in graphs)
     total = sum(graph.bytes for graph in made)

@@ -1,8 +1,8 @@
 """The child process in which a provider compiles one graph: `python -m spec_edge.runtime.compile_child`.
 
-Enters: one line of JSON on standard input, {"provider", "model", "graph", "weights", "options", "threads", "file",
-"answer"}. Leaves: the artefact in `file` and one JSON object in `answer`, {"ok": true, "peak_bytes"} or {"ok": false,
-"error", "kind"}. No answer: the compiler took this process down. Whatever is printed here is the compiler's own.
+Enters: one line of JSON on standard input, {"provider", "model", "graph", "weights", "options", "threads", "tried",
+"file", "answer"}. Leaves: the artefact in `file` and one JSON object in `answer`, {"ok": true, "peak_bytes"} or {"ok":
+false, "error", "kind"}. No answer: the compiler took this process down. Whatever is printed here is the compiler's own.
 
 Standard input stays open as long as the parent lives; its end ends this process and all that it started.
 A frozen app, whose executable is no Python, gives `CompileSettings.command` an own way to call `main`.
@@ -20,10 +20,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from spec_edge.models.contract import FileFact, GraphSpec
+import numpy as np
+
+from spec_edge.models.contract import FileFact, GraphSpec, TensorSpec
 from spec_edge.runtime.bench.memory import usage
 from spec_edge.runtime.manifest import record
-from spec_edge.runtime.providers.provider import Job, Provider, ProviderMissing, provider
+from spec_edge.runtime.providers.provider import Array, Job, Provider, ProviderFailed, ProviderMissing, provider
 
 NO_CRASH_WINDOWS = 0x0001 | 0x0002 | 0x8000
 """SEM_FAILCRITICALERRORS, SEM_NOGPFAULTERRORBOX, SEM_NOOPENFILEERRORBOX: a crash ends the process at once."""
@@ -32,8 +34,8 @@ KINDS = {ProviderMissing: "missing", OSError: "system", MemoryError: "system"}
 """What is not the graph's fault; anything else is "refused"."""
 
 
-def request(job: Job, name: str, file: Path, answer: Path) -> str:
-    """The line for a child's standard input."""
+def request(job: Job, name: str, file: Path, answer: Path, tried: bool) -> str:
+    """The line for a child's standard input. tried: the artefact is opened and run once, over zeros."""
     plain = {
         "provider": name,
         "model": str(job.model.absolute()),
@@ -41,6 +43,7 @@ def request(job: Job, name: str, file: Path, answer: Path) -> str:
         "weights": dataclasses.asdict(job.weights),
         "options": dict(job.options),
         "threads": job.threads,
+        "tried": tried,
         "file": str(file),
         "answer": str(answer),
     }
@@ -67,11 +70,30 @@ def _compile(asked: dict[str, Any], named: Callable[[str], Provider]) -> dict[st
         found = named(asked["provider"])
         if found.compile is None:
             return {"ok": False, "kind": "refused", "error": "this provider compiles nothing ahead of time"}
-        found.compile(_job(asked), Path(asked["file"]))
+        job, file = _job(asked), Path(asked["file"])
+        found.compile(job, file)
+        if asked["tried"] and file.is_file():
+            _try(found, dataclasses.replace(job, artefact=file))
     except BaseException as error:
         kind = next((kind for cls, kind in KINDS.items() if isinstance(error, cls)), "refused")
         return {"ok": False, "kind": kind, "error": f"{_what(error)}"}
     return {"ok": True, "peak_bytes": usage(os.getpid()).peak_rss}
+
+
+def _try(on: Provider, job: Job) -> None:
+    """Open the artefact and run it once: a driver that dies of it dies here."""
+    try:
+        opened = on.open(job)
+        opened.bind(*(_zeros(tensors) for tensors in (job.graph.inputs, job.graph.outputs)))()
+        opened.close()
+    except ProviderFailed as error:
+        raise ProviderFailed(f"it compiles, and then does not run: {error.message}") from error
+
+
+def _zeros(tensors: tuple[TensorSpec, ...]) -> dict[str, Array]:
+    """An array for each tensor; a symbolic dimension is 1."""
+    sizes = {t.name: tuple(d if isinstance(d, int) else 1 for d in t.shape) for t in tensors}
+    return {t.name: np.zeros(sizes[t.name], t.dtype) for t in tensors}
 
 
 def _what(error: BaseException) -> str:

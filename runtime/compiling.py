@@ -57,6 +57,7 @@ class CompileSettings:
     most_bytes  of the cache
     folder      of the cache; None: the user's
     again       compile even what is in the cache or is known to fail
+    tried       the child also runs the artefact once, over zeros: a driver that dies of it does not take the app down
     command     starts the child; (): this interpreter. A frozen app gives one that ends in compile_child.main
     """
 
@@ -64,6 +65,7 @@ class CompileSettings:
     most_bytes: int = int(MOST_GB * 1e9)
     folder: Path | None = None
     again: bool = False
+    tried: bool = True
     command: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -196,7 +198,7 @@ def _in_child(
             try:
                 with suppress(OSError):  # it died before it read
                     assert child.stdin is not None
-                    child.stdin.write(request(job, provider.name, file, answer).encode())
+                    child.stdin.write(request(job, provider.name, file, answer, settings.tried).encode())
                     child.stdin.flush()
                 code = _wait(child, job.graph.name, settings.timeout_s, progress)
             finally:

@@ -146,6 +146,15 @@ def test_a_compiler_that_crashes_after_its_work_has_worked(job: Job, settings: C
     assert compiled(job, fake("dies_when_unloaded"), FOUND, settings) is not None
 
 
+def test_the_artefact_is_run_once_in_the_child(job: Job, settings: CompileSettings) -> None:
+    ran = job.model.parent / "ran"
+    job = with_options(job, ran=str(ran))
+    compiled(job, fake("works"), FOUND, dataclasses.replace(settings, tried=False))
+    assert not ran.exists()
+    compiled(job, fake("works"), FOUND, dataclasses.replace(settings, again=True))
+    assert ran.read_text() == "{'input_ids': ('int32', (1, 8)), 'past_key.0': ('float16', (1, 3, 1, 64))}"
+
+
 # What fails
 
 
@@ -159,6 +168,8 @@ def test_a_compiler_that_crashes_after_its_work_has_worked(job: Job, settings: C
         ("refuses", ("verify-s8 was not compiled: node /layers.0/Reshape of verify-s8 is not for this NPU",)),
         ("fills_the_disk", ("No space left on device",)),
         ("unknown", ("no fake is called unknown",)),
+        ("dies_when_run", ("died on verify-s8",)),
+        ("fails_when_run", ("it compiles, and then does not run: the driver was reset",)),
     ],
 )
 def test_a_failure_is_one_line(job: Job, settings: CompileSettings, name: str, words: tuple[str, ...]) -> None:
@@ -171,7 +182,9 @@ def test_a_failure_is_one_line(job: Job, settings: CompileSettings, name: str, w
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals")
-@pytest.mark.parametrize(("name", "signal_name"), [("aborts", "SIGABRT"), ("reads_nowhere", "SIGSEGV")])
+@pytest.mark.parametrize(
+    ("name", "signal_name"), [("aborts", "SIGABRT"), ("reads_nowhere", "SIGSEGV"), ("dies_when_run", "SIGABRT")]
+)
 def test_a_crash_names_its_signal(job: Job, settings: CompileSettings, name: str, signal_name: str) -> None:
     with pytest.raises(ProviderFailed, match=f"signal {signal_name}"):
         compiled(job, fake(name), FOUND, settings)
@@ -519,5 +532,5 @@ def test_a_command_that_is_not_there(job: Job, settings: CompileSettings) -> Non
 
 
 def test_a_request_survives_the_journey(job: Job, tmp_path: Path) -> None:
-    asked = json.loads(compile_child.request(job, "qnn", tmp_path / "a", tmp_path / "b"))
+    asked = json.loads(compile_child.request(job, "qnn", tmp_path / "a", tmp_path / "b", True))
     assert compile_child._job(asked) == job

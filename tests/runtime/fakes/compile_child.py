@@ -9,11 +9,12 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from spec_edge.models.contract import BadUsage
 from spec_edge.runtime import compile_child
-from spec_edge.runtime.providers.provider import Job, Provider, ProviderFailed, ProviderMissing
+from spec_edge.runtime.providers.provider import Array, Job, Provider, ProviderFailed, ProviderMissing
 
 
 def works(job: Job, file: Path) -> None:
@@ -97,8 +98,40 @@ def leaves_nodes_out(job: Job, file: Path) -> None:
     _context(file, "Cast", "Gather")
 
 
+class Device:
+    """An `Opened` that notes what it is given, or fails as its name says."""
+
+    placement: Mapping[str, int] = {"fake": 1}
+
+    def __init__(self, job: Job, how: str) -> None:
+        assert job.artefact is not None and job.artefact.read_bytes()
+        self._job, self._how = job, how
+
+    def bind(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> Callable[[], None]:
+        def run() -> None:
+            if self._how == "dies_when_run":
+                os.abort()
+            if self._how == "fails_when_run":
+                raise ProviderFailed("the driver was reset")
+            shapes = {name: (str(a.dtype), a.shape) for name, a in {**inputs, **outputs}.items()}
+            if "ran" in self._job.options:
+                Path(self._job.options["ran"]).write_text(repr(shapes))
+
+        return run
+
+    def close(self) -> None: ...
+
+
+def dies_when_run(job: Job, file: Path) -> None:
+    works(job, file)
+
+
+def fails_when_run(job: Job, file: Path) -> None:
+    works(job, file)
+
+
 MADE = (works, sleeps, aborts, reads_nowhere, leaves, lies, refuses, fills_the_disk, is_missing, dies_when_unloaded)
-MADE += (takes_all_nodes, leaves_nodes_out)
+MADE += (takes_all_nodes, leaves_nodes_out, dies_when_run, fails_when_run)
 BASE = Provider("", "npu", False, "nothing", find=None, open=None)  # type: ignore[arg-type]
 
 
@@ -106,7 +139,7 @@ def named(name: str) -> Provider:
     """The fake of that name."""
     for make in MADE:
         if make.__name__ == name:
-            return dataclasses.replace(BASE, name=name, compile=make)
+            return dataclasses.replace(BASE, name=name, compile=make, open=lambda job: Device(job, name))
     raise BadUsage(f"no fake is called {name}")
 
 
