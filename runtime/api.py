@@ -25,15 +25,15 @@ from spec_edge.runtime.companion import Companion
 from spec_edge.runtime.costs import UNMEASURED, CostCurve, cost_key, load_costs, measure, save_costs
 from spec_edge.runtime.engine import Engine
 from spec_edge.runtime.networks import Networks
+from spec_edge.runtime.notes import Notes
 from spec_edge.runtime.options import Options
+from spec_edge.runtime.placement import GraphPlacement, Place, placements
+from spec_edge.runtime.placing import AUTO, DRAFT, TARGET, Placer, Wish
 from spec_edge.runtime.policy import known_cost
 from spec_edge.runtime.pool import Pool
 from spec_edge.runtime.protocols import Drafter
-from spec_edge.runtime.providers.opening import opener
-from spec_edge.runtime.providers.provider import provider as provider_named
 from spec_edge.runtime.resolve import DEFAULT, check_name, open_model
 from spec_edge.runtime.sampling import Sampler, Sampling
-from spec_edge.runtime.sessions.choose import PlacedSession, open_network, open_session
 from spec_edge.runtime.stops import TextStream
 from spec_edge.runtime.stream import INTERRUPTED, Generation, Owner, Stream
 from spec_edge.runtime.text import Text
@@ -55,28 +55,42 @@ Prompt = str | Sequence[Message]
 def load(
     model: str | Path = DEFAULT,
     *,
-    provider: str = "cpu",
+    provider: str = AUTO,
+    strict: bool = False,
     threads: int | None = None,
     draft: str | Path | None = None,
-    draft_provider: str = "cpu",
+    draft_provider: str = AUTO,
     draft_threads: int | None = None,
+    on_note: Callable[[str], object] | None = None,
 ) -> LLM:
     """Open a bundle; a GGUF file, a Hugging Face folder, a hub id or an alias is exported first, once.
 
-    provider  a file of runtime/providers, by name
+    provider  a file of runtime/providers, by name, before the chain of the bundle's target; `auto`: that chain alone
+    strict    SpecError instead of the next provider of the chain
     threads   None: one per physical core
     draft     a draft model for the methods that want one, by the same names; None: the one that the bundle records
+    draft_provider, draft_threads  of what drafts, inside the bundle or beside it; `auto`: its own bundle's chain, the
+              target's `provider` for drafters inside the bundle
+    on_note   takes one line about each step down a chain, as it happens; `LLM.notes` keeps them
     """
     for name, count in (("threads", threads), ("draft-threads", draft_threads)):
         if count is not None and not 1 <= count <= MOST_THREADS:
             raise BadUsage(f"{name} must be at least 1 and at most {MOST_THREADS}, not {count}")
-    on, draft_on = provider_named(provider), provider_named(draft_provider)
+    notes, places = Notes(on_note), dict[str, Place]()
+    inside = provider if draft_provider == AUTO else draft_provider
+    wishes = (
+        Wish(provider, strict, threads),
+        Wish(inside, strict, draft_threads or threads),
+        Wish(draft_provider, strict, draft_threads),
+    )
+    target, heads, beside = (Placer(wish, notes.say, places) for wish in wishes)
     for wanted in [model] if draft is None else [model, draft]:
         check_name(str(wanted))
     bundle = open_model(str(model))
     named = None if draft is None else open_model(str(draft))
-    companion = Companion(bundle, named, lambda b: open_session(b, draft_on, opener(b, draft_on, draft_threads)))
-    return LLM(bundle, open_session(bundle, on, opener(bundle, on, threads)), provider, threads, companion)
+    companion = Companion(bundle, named, lambda found: beside.session(found, DRAFT))
+    networks = Networks(bundle, lambda name: heads.network(name, bundle))
+    return LLM(bundle, target, companion, networks, notes, threads)
 
 
 def by_keyword(
@@ -117,22 +131,34 @@ class LLM:
     def __init__(
         self,
         bundle: Bundle,
-        session: PlacedSession,
-        provider: str,
+        placer: Placer,
+        companion: Companion,
+        networks: Networks,
+        notes: Notes,
         threads: int | None = None,
-        companion: Companion | None = None,
     ) -> None:
-        self.bundle, self.session, self.companion = bundle, session, companion or Companion(bundle)
-        on = provider_named(provider)
-        self.provider = on.name
+        self.bundle, self.session, self.companion = bundle, placer.session(bundle), companion
         self.text = Text(bundle)
+        self._places, self._notes, self._networks = placer.places, notes, networks
         self._threads = threads or os.cpu_count() or 1
-        opened = opener(bundle, on, threads)
-        self._networks = Networks(bundle, lambda name: open_network(name, bundle, on, opened))
-        self._costs: CostCurve | None = None
+        self._costs: dict[str, CostCurve] = {}
         self._pools: dict[tuple[str | int | float | None, ...], Pool | None] = {}
         self._current: Stream | None = None
         self.turn = threading.RLock()
+
+    @property
+    def provider(self) -> str:
+        """That the target runs on now."""
+        return self._places[TARGET].on.name
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """One line for each step down a chain of providers so far."""
+        return tuple(self._notes.lines)
+
+    def placement(self) -> tuple[GraphPlacement, ...]:
+        """Nodes and estimated arithmetic of every graph that was opened, by what runs them."""
+        return placements(self._places)
 
     generate = by_keyword(Options, _generate)
     stream = by_keyword(Options, _stream)
@@ -192,7 +218,9 @@ class LLM:
         def note() -> str | None:
             return pool.note if pool else None
 
-        return Owner(self.provider, model, self.turn, lambda stream: self._current is stream, keep, note)
+        return Owner(
+            lambda: self.provider, lambda: self.notes, model, self.turn, lambda s: self._current is s, keep, note
+        )
 
     def _encode(self, prompt: Prompt, chat: bool) -> list[int]:
         request.refuse_empty(prompt, chat)
@@ -221,7 +249,7 @@ class LLM:
         told = request.drafting(options)
         networks = self._networks.open(request.networks(options, modules))
         told = replace(told, cost=cost, sampler=sampler, draft=draft, pool=pool, networks=networks)
-        return hybrid.create(options.method, told)
+        return hybrid.create(options.method, told, self._notes.say)
 
     def _cost(self, modules: Sequence[ModuleType], sampling: Sampling) -> CostCurve | None:
         """Measuring takes a second, once per machine: only for what weighs costs, and not where a seed forbids it."""
@@ -230,16 +258,20 @@ class LLM:
         return self.costs()
 
     def costs(self) -> CostCurve:
-        """t(width) here: measured the first time this bundle runs with this provider and thread count."""
+        """t(width) here: measured the first time this bundle runs with this provider, driver and thread count."""
         with self.turn:
-            if self._costs is None:
-                key = cost_key(self.bundle.digest, self.provider, self._threads, onnxruntime.__version__)
-                self._costs = load_costs(key)
-                if self._costs is None:
-                    self._current = None
-                    self.session.truncate(0)
-                    self.session.prefill([0] * min(COST_PAST, self.session.capacity // 2))
-                    self._costs = measure(self.session, COST_WIDTHS)
-                    self.session.truncate(0)
-                    save_costs(key, self._costs)
-            return self._costs
+            place = self._places[TARGET]
+            device = " ".join(part for part in (place.on.name, place.found.driver) if part)
+            key = cost_key(self.bundle.digest, device, self._threads, onnxruntime.__version__)
+            if key not in self._costs:
+                self._costs[key] = load_costs(key) or self._measured(key)
+            return self._costs[key]
+
+    def _measured(self, key: str) -> CostCurve:
+        self._current = None
+        self.session.truncate(0)
+        self.session.prefill([0] * min(COST_PAST, self.session.capacity // 2))
+        curve = measure(self.session, COST_WIDTHS)
+        self.session.truncate(0)
+        save_costs(key, curve)
+        return curve

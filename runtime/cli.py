@@ -84,10 +84,11 @@ def _click_option(field: Field[Any]) -> Callable[[Callable[..., None]], Callable
 @click.option(
     "-m", "--model", default="smollm2-135m", show_default=True, help="Bundle, GGUF, HF folder, hub id, alias."
 )
-@click.option("--provider", default="cpu", show_default=True, help="ONNX Runtime execution provider.")
+@click.option("--provider", default="auto", show_default=True, help="What runs it; auto: what the bundle is made for.")
+@click.option("--strict", is_flag=True, help="Fail where the first provider does, instead of going on with the next.")
 @click.option("--threads", type=int, help="Threads of the network.  [default: one per physical core]")
 @click.option("--draft", metavar="MODEL", help="A smaller model that drafts.  [default: the one exported with it]")
-@click.option("--draft-provider", default="cpu", show_default=True, help="Its execution provider.")
+@click.option("--draft-provider", default="auto", show_default=True, help="What runs the draft model or the heads.")
 @click.option("--draft-threads", type=int, help="Its threads.  [default: one per physical core]")
 @generation_options
 @click.option("--stats", is_flag=True, help="Print what the run cost, on standard error.")
@@ -97,6 +98,7 @@ def run(
     prompt: str,
     model: str,
     provider: str,
+    strict: bool,
     threads: int | None,
     draft: str | None,
     draft_provider: str,
@@ -107,19 +109,21 @@ def run(
 ) -> None:
     """Answer PROMPT (`-` reads standard input). The model is exported on first use."""
     from spec_edge.runtime.api import load
-    from spec_edge.runtime.report import read_prompt, show
+    from spec_edge.runtime.report import note, read_prompt, show
     from spec_edge.runtime.request import check
 
     options = Options(**values)
-    check(options, draft is not None or draft_provider != "cpu" or draft_threads is not None)
+    check(options, draft is not None, draft_provider != "auto" or draft_threads is not None)
     text = read_prompt(prompt, options.chat)
     with load(
         model,
         provider=provider,
+        strict=strict,
         threads=threads,
         draft=draft,
         draft_provider=draft_provider,
         draft_threads=draft_threads,
+        on_note=note,
     ) as llm:
         show(llm, llm.start(text, options), as_json, stats)
 
@@ -139,7 +143,7 @@ def run(
 @click.option("--peers", default="none", show_default=True, help="none, all, or names, a precision behind a colon.")
 @click.option("--peer-python", multiple=True, metavar="NAME=PATH", help="Python of a peer; may be repeated.")
 @click.option("--weights", type=click.Path(path_type=Path), help="What the bundle was made from, for the peers.")
-@click.option("--provider", default="cpu", show_default=True, help="ONNX Runtime execution provider.")
+@click.option("--provider", default="auto", show_default=True, help="What runs it; auto: what the bundle is made for.")
 @click.option("--threads", type=int, help="Threads of everybody.  [default: one per physical core]")
 @click.option("--draft", metavar="MODEL", help="A smaller model that drafts.  [default: the one exported with it]")
 @click.option("--draft-weights", type=click.Path(path_type=Path), help="What its bundle was made from.")
@@ -154,3 +158,17 @@ def bench(curve: bool, as_json: bool, **values: Any) -> None:
 
     settings = Settings(**values)
     (command.run_curve if curve else command.run)(settings, as_json)
+
+
+@main.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON array instead of a table.")
+@one_line_errors
+def targets(as_json: bool) -> None:
+    """What a bundle can be exported for: hardware, providers, graphs, and what is proved of each."""
+    import json
+    from dataclasses import asdict
+
+    from spec_edge.runtime.targets_table import rows, table
+
+    found = rows()
+    click.echo(json.dumps([asdict(row) for row in found], ensure_ascii=False) if as_json else table(found))

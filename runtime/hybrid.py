@@ -120,7 +120,11 @@ def compose(drafters: Sequence[Drafter], mode: str) -> Hybrid:
     return Hybrid(drafters, mode)
 
 
-def create(method: str, options: DrafterOptions, say: Callable[[str], object] = str) -> Drafter:
+def quiet(line: str) -> None:
+    """Nobody listens."""
+
+
+def create(method: str, options: DrafterOptions, say: Callable[[str], None] = quiet) -> Drafter:
     """The drafter of a method's name, `a` or `a+b`. BadUsage: an unknown name, or `off` names no member.
 
     say: takes one line where a network fails; the drafter that wants it then drafts no more.
@@ -134,7 +138,7 @@ def create(method: str, options: DrafterOptions, say: Callable[[str], object] = 
     return hybrid
 
 
-def _member(module: ModuleType, options: DrafterOptions, say: Callable[[str], object]) -> Drafter:
+def _member(module: ModuleType, options: DrafterOptions, say: Callable[[str], None]) -> Drafter:
     drafter: Drafter = module.create(options)
     if not {NETWORK, "draft"} & set(getattr(module, "READS", ())):
         return drafter

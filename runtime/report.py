@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable
+from dataclasses import asdict
 from itertools import zip_longest
 
 import click
@@ -16,6 +17,7 @@ from rich.table import Table
 
 from spec_edge.models.contract import BadUsage
 from spec_edge.runtime.api import LLM
+from spec_edge.runtime.placement import lines
 from spec_edge.runtime.request import refuse_empty
 from spec_edge.runtime.stream import Generation, Stream
 
@@ -47,11 +49,18 @@ def show(llm: LLM, stream: Stream, as_json: bool, stats: bool) -> None:
     finally:
         result = stream.result
         if stream.note:
-            click.echo(f"note: {stream.note}", err=True)
+            note(stream.note)
         if as_json:
-            click.echo(json.dumps(result.as_dict(), ensure_ascii=False))
+            placement = [asdict(row) for row in llm.placement()]
+            click.echo(json.dumps({**result.as_dict(), "placement": placement}, ensure_ascii=False))
         if stats:
             Console(stderr=True, highlight=False).print(table(llm, result))
+
+
+def note(line: str) -> None:
+    """One line on standard error, behind the text so far."""
+    sys.stdout.flush()
+    click.echo(f"note: {line}", err=True)
 
 
 def _print_pieces(stream: Iterable[str], quiet: bool) -> None:
@@ -68,13 +77,12 @@ def table(llm: LLM, result: Generation) -> Table:
     """The costs of a generation, and where its nodes ran."""
     s, manifest = result.stats, llm.bundle.manifest
     per = 100 / s.decode_s if s.decode_s else 0.0
-    nodes = ", ".join(f"{count} on {name}" for name, count in sorted(llm.session.assignment.items()))
     pairs = zip_longest(s.accepted_by_position, s.drafted_by_position, fillvalue=0)
     positions = ", ".join(f"{accepted}/{drafted}" for accepted, drafted in pairs) or "-"
     by_drafter = ", ".join(f"{name} {count}" for name, count in s.steps_by_drafter.items()) or "-"
     rows = {
         "model": f"{result.model}, {manifest.precision}",
-        "nodes": nodes or f"all on {llm.provider}",
+        "nodes": "\n".join(lines(llm.placement())),
         "method": result.method + (", LOSSY acceptance" if s.lossy else ""),
         "prompt": f"{s.prompt_tokens} tokens, first token after {1000 * s.ttft_s:.0f} ms",
         "answer": f"{s.new_tokens} tokens, {result.finish_reason}",

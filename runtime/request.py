@@ -24,7 +24,7 @@ from spec_edge.runtime.drafters.lookahead import check_width
 from spec_edge.runtime.drafters.options import DrafterOptions
 from spec_edge.runtime.engine import Limits
 from spec_edge.runtime.hybrid import DRAFTERS
-from spec_edge.runtime.networks import wanted
+from spec_edge.runtime.networks import NETWORK, wanted
 from spec_edge.runtime.options import SHOWN, Options
 from spec_edge.runtime.policy import Adaptive, Fixed, Policy
 from spec_edge.runtime.pool import DAYS, TOKENS, Pool, default_path
@@ -33,6 +33,9 @@ from spec_edge.runtime.sessions.ort import WIDEST
 from spec_edge.runtime.stops import TextStream
 from spec_edge.runtime.trees import Ranks, checked, paths_of
 
+NETWORKS = ("draft", NETWORK)
+"""What methods read that have a network of their own."""
+
 PACES = ("auto", "fixed", "adaptive")
 BEST = "best"
 Words = Sequence[Sequence[int]]
@@ -40,8 +43,11 @@ _LEVELS = re.compile(r"[\d\s,+-]*")
 """What is meant as numbers, right or wrong; any other text is a tree's name or its file."""
 
 
-def check(options: Options, draft: bool = False) -> None:
-    """BadUsage for anything wrong that can be known without the model. draft: a draft model was named for it."""
+def check(options: Options, draft: bool = False, drafter: bool = False) -> None:
+    """BadUsage for anything wrong that can be known without the model.
+
+    draft: a draft model was named for it; drafter: a provider or threads for whatever network drafts
+    """
     modules = methods(options)
     sampling(options, [[0] for word in options.bad_words if word] + [[] for word in options.bad_words if not word])
     Limits(options.max_new_tokens, width=options.width)
@@ -52,6 +58,9 @@ def check(options: Options, draft: bool = False) -> None:
     TextStream(lambda _: "", stops(options))
     _pool_place(options, "0" * 64)
     _belong(options, modules, draft)
+    if drafter and not any(reads(modules, what) for what in NETWORKS):
+        names = " or ".join(sorted({name for what in NETWORKS for name in _readers(what)}))
+        raise BadUsage(f"draft-provider and draft-threads need method {names}, not '{options.method}'")
 
 
 def methods(options: Options) -> list[ModuleType]:

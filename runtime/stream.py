@@ -24,6 +24,8 @@ class Generation:
     """text: without end of sequence and stop string. tokens: new ids, end of sequence not included.
 
     finish_reason  stop | length | context, or interrupted
+    provider       that the target ran on at the end
+    notes          what was said by then about steps down a chain of providers
     """
 
     text: str
@@ -33,23 +35,26 @@ class Generation:
     provider: str
     model: str
     stats: Stats
+    notes: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        return {**vars(self), "tokens": list(self.tokens), "stats": self.stats.as_dict()}
+        return {**vars(self), "tokens": list(self.tokens), "stats": self.stats.as_dict(), "notes": list(self.notes)}
 
 
 @dataclass(frozen=True)
 class Owner:
     """What a stream knows of its model.
 
+    provider, notes  as in `Generation`, now
     turn     held while a step is taken: whoever else wants the model waits for its end
     current  whether the stream is still the model's generation
     keep     takes the tokens of a text that has ended
     note     one line that the user should read, or None: asked at the end, when the text has been kept
     """
 
-    provider: str
+    provider: Callable[[], str]
+    notes: Callable[[], tuple[str, ...]]
     model: str
     turn: AbstractContextManager[object]
     current: Callable[[Stream], bool]
@@ -85,9 +90,10 @@ class Stream:
             tokens=tuple(self._engine.tokens),
             finish_reason=self._engine.finish_reason or INTERRUPTED,
             method=self._engine.drafter.name,
-            provider=self._owner.provider,
+            provider=self._owner.provider(),
             model=self._owner.model,
             stats=self._engine.stats,
+            notes=self._owner.notes(),
         )
 
     def _run(self) -> Iterator[str]:

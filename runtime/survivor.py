@@ -21,7 +21,7 @@ Propose = Callable[[Context, int], tuple[Draft, Scores]]
 class Survivor:
     """`Drafter` and `Scored` (hybrid.py) over another one; propose: how that one proposes with scores."""
 
-    def __init__(self, inner: Drafter, propose: Propose, say: Callable[[str], object]) -> None:
+    def __init__(self, inner: Drafter, propose: Propose, say: Callable[[str], None]) -> None:
         self._inner, self._propose, self._say = inner, propose, say
         self._alive = True
         self._said = ""

@@ -28,6 +28,8 @@ from spec_edge.runtime.bench.writing import without_folders
 from spec_edge.runtime.bundle import open_bundle
 from spec_edge.runtime.companion import recorded
 from spec_edge.runtime.divergence import Divergence
+from spec_edge.runtime.placing import AUTO
+from spec_edge.runtime.report import note
 from spec_edge.runtime.resolve import bundle_folder
 
 FORMAT = 1
@@ -42,7 +44,13 @@ def run(settings: Settings, progress: Progress) -> State:
     facts = machine.facts()
     threads = settings.thread_count
     with load(
-        settings.model, provider=settings.provider, threads=threads, draft=settings.draft, draft_threads=threads
+        settings.model,
+        provider=settings.provider,
+        strict=settings.provider != AUTO,  # who names one measures that one
+        threads=threads,
+        draft=settings.draft,
+        draft_threads=threads,
+        on_note=note,
     ) as llm:
         ours, absent = own.contenders(llm, settings.methods, settings.temperature)
         states: State = {name: {"kind": "own", "absent": why} for name, why in absent.items()}
@@ -175,7 +183,7 @@ def _memory(
     for one in ours:
         child = Child(Path(own_adapter.__file__), machine.interpreter())
         try:
-            model = {"bundle": str(llm.bundle.folder), "provider": settings.provider}
+            model = {"bundle": str(llm.bundle.folder), "provider": llm.provider}
             child.ask("open", model=model, draft=settings.draft, threads=threads, precision="bundle", methods=[])
             child.ask("generate", method=one.name, ids=list(item.ids), new_tokens=item.new_tokens)
             found[one.name] = vars(usage(child.pid))

@@ -26,7 +26,9 @@ def open_model(
     from spec_edge.runtime.api import load
 
     del precision, methods
-    return load(model["bundle"], provider=model["provider"], threads=threads, draft=draft, draft_threads=threads)
+    return load(
+        model["bundle"], provider=model["provider"], strict=True, threads=threads, draft=draft, draft_threads=threads
+    )
 
 
 def generate(state: Any, method: str, ids: list[int], new_tokens: int) -> tuple[list[int], list[Any], int | None]:

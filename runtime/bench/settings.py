@@ -35,7 +35,7 @@ class Settings:
     limit: int | None = None
     peers: str = "none"
     out: Path | None = None
-    provider: str = "cpu"
+    provider: str = "auto"
     threads: int | None = None
     draft: str | None = None
     weights: Path | None = None

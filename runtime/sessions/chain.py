@@ -18,7 +18,7 @@ from spec_edge.runtime.providers.provider import ProviderFailed
 MOST = 300
 """Characters of a reason."""
 
-Say = Callable[[str], object]
+Say = Callable[[str], None]
 """Takes one line for the user."""
 
 LOST = re.compile(r"device[ _]?(is |was )?(lost|removed|reset|hung)|887a000[567]|70000001", re.IGNORECASE)

@@ -10,6 +10,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -19,6 +20,9 @@ from tokenizers import AddedToken, Tokenizer
 
 from spec_edge.models.contract import BadUsage, DraftFact, SpecError
 from spec_edge.runtime import LLM, Options, cli, load
+from spec_edge.runtime.providers import cpu
+from spec_edge.runtime.providers import provider as providers
+from spec_edge.runtime.providers.provider import Job, Opened
 from spec_edge.runtime.sampling import Sampling
 from spec_edge.runtime.sessions.ort import OrtSession
 
@@ -77,13 +81,12 @@ def test_a_self_draft_is_always_right(tiny: Path, draft: Path) -> None:
 
 def test_the_draft_opens_when_it_is_wanted(tiny: Path, draft: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[tuple[Path, int | None]] = []
-    init = OrtSession.__init__
 
-    def noting(self: OrtSession, bundle: object, threads: int | None = None, *rest: object) -> None:
-        opened.append((bundle.folder, threads))  # type: ignore[attr-defined]
-        init(self, bundle, threads, *rest)  # type: ignore[arg-type]
+    def noting(job: Job) -> Opened:
+        opened.append((job.model.parent, job.threads))
+        return cpu.PROVIDER.open(job)
 
-    monkeypatch.setattr(OrtSession, "__init__", noting)
+    monkeypatch.setattr(providers, "provider", lambda _: replace(cpu.PROVIDER, open=noting))
     with load(tiny, threads=1, draft=draft, draft_threads=2) as llm:
         llm.generate("hello", max_new_tokens=3, method="plain")
         assert opened == [(tiny, 1)]
@@ -255,7 +258,8 @@ REFUSED = [
     (["--method", "lookahead", "--lookahead", "40,4,40"], "lookahead 40,4,40 needs 240 rows, a step here has 64"),
     (["--tree", "4,2"], "tree needs method draft"),
     (["--draft", ".", "--method", "suffix"], "draft needs method draft"),
-    (["--draft-threads", "1"], "draft needs method draft"),
+    (["--draft-threads", "1"], "draft-provider and draft-threads need method draft or eagle or medusa, not 'auto'"),
+    (["--draft-provider", "cpu", "--method", "suffix"], "need method draft or eagle or medusa, not 'suffix'"),
     (["--draft-confidence", "0.5", "--method", "suffix+lookahead"], "draft-confidence needs method draft"),
     (["--max-ngram", "3", "--method", "suffix"], "max-ngram needs method auto or prompt-lookup, not 'suffix'"),
     (["--draft-tokens", "3", "--method", "lookahead"], "draft-tokens needs method auto or draft"),

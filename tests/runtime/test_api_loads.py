@@ -128,7 +128,7 @@ def test_a_stop_is_settled_before_the_last_piece_is_given() -> None:
         def stop(self, keep: int) -> None:
             stops.append(keep)
 
-    owner = Owner("cpu", "m", threading.Lock(), lambda _: True, lambda _: None, lambda: None)
+    owner = Owner(lambda: "cpu", lambda: (), "m", threading.Lock(), lambda _: True, lambda _: None, lambda: None)
     text = TextStream(lambda ids: "".join(("a", "b", "xy", "c")[i] for i in ids), ["yc"])
     stream = Stream(owner, Scripted(), [0, 1], text)  # type: ignore[arg-type]
     assert [next(stream), next(stream), stops] == ["a", "b", []]

@@ -55,7 +55,20 @@ def test_json(tiny: Path) -> None:
     result = run(*args)
     assert result.exit_code == 0 and result.stderr == ""
     got = json.loads(result.stdout)
-    assert list(got) == ["text", "tokens", "finish_reason", "method", "provider", "model", "stats"]
+    assert list(got) == [
+        "text",
+        "tokens",
+        "finish_reason",
+        "method",
+        "provider",
+        "model",
+        "stats",
+        "notes",
+        "placement",
+    ]
+    assert got["notes"] == [] and [row["network"] for row in got["placement"]] == ["target"]
+    row = got["placement"][0]
+    assert row["provider"] == "cpu" and row["nodes"]["cpu"] >= 10 and row["operations"]["cpu"] > 1000
     assert list(got["stats"]) == STATS
     assert got["method"] == "prompt-lookup" and got["provider"] == "cpu" and len(got["tokens"]) <= 12
     assert run(*args[:-1], "--no-chat", "hello hello").stdout != result.stdout
@@ -63,7 +76,7 @@ def test_json(tiny: Path) -> None:
 
 def test_stats_go_to_standard_error(tiny: Path) -> None:
     result = run("run", "-m", str(tiny), "--stats", "--max-new-tokens", "5", "hello")
-    assert re.search(r"nodes\s+\d+ on cpu", result.stderr) and "acceptance length" in result.stderr
+    assert re.search(r"nodes\s+target: \d+ on cpu", result.stderr) and "acceptance length" in result.stderr
     assert "acceptance" not in result.stdout
 
 
