@@ -1,7 +1,8 @@
-"""NVIDIA GPUs through ONNX Runtime's CUDA provider: one any-width session, a CUDA graph for each width.
+"""NVIDIA GPUs through ONNX Runtime's CUDA provider: one any-width float16 session, so that the weights lie there once.
 
 Plain attention with a mask of its own: CUDA's GroupQueryAttention takes one only since July 2026, and is_causal of the
-standard Attention means another corner there than on the CPU. CUDA graphs want static addresses and no control flow.
+standard Attention means another corner there than on the CPU. enable_cuda_graph stays off: it replays the first shape,
+unless each width is run under a gpu_graph_id of its own.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ TARGET = Target(
     name="cuda",
     description="NVIDIA GPUs through ONNX Runtime's CUDA provider",
     device="gpu",
-    providers=(Provider("cuda", (("enable_cuda_graph", "1"),)), Provider("cpu")),
+    providers=(Provider("cuda"), Provider("cpu")),
     symbolic=True,
     half=("fp16",),
     step="float16",
