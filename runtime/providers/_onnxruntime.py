@@ -40,8 +40,16 @@ def session_options(job: Job) -> Any:
     return options
 
 
-def open_session(job: Job, name: str, options: Any, providers: list[Any] | None = None) -> OrtOpened:
-    """`job` on the providers that `options` or `providers` name, after which nothing is tried."""
+NO_NAMES: Mapping[str, str] = {}
+
+
+def open_session(
+    job: Job, name: str, options: Any, providers: list[Any] | None = None, names: Mapping[str, str] = NO_NAMES
+) -> OrtOpened:
+    """`job` on the providers that `options` or `providers` name, after which nothing is tried.
+
+    names: our names of ONNX Runtime's providers, where they differ
+    """
     path = job.artefact or job.model
     more = {} if providers is None else {"providers": providers}
     session = guarded(
@@ -50,15 +58,16 @@ def open_session(job: Job, name: str, options: Any, providers: list[Any] | None 
     )
     session.disable_fallback()
     check_signature(job.graph, _tensors(session.get_inputs()), _tensors(session.get_outputs()))
-    return OrtOpened(session)
+    return OrtOpened(session, names)
 
 
 class OrtOpened:
-    """The `Opened` of provider.py over an `InferenceSession`."""
+    """The `Opened` of provider.py over an `InferenceSession`. names: of the nodes, as `placement` counts them."""
 
-    def __init__(self, session: Any) -> None:
+    def __init__(self, session: Any, names: Mapping[str, str] = NO_NAMES) -> None:
         self._session = session
-        self.placement: Mapping[str, int] = placement(session)
+        self.names = placed(session, names)
+        self.placement: Mapping[str, int] = {name: len(nodes) for name, nodes in self.names.items()}
 
     def bind(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> Callable[[], None]:
         """By address; arrays are on the CPU, and another device copies them at each run."""
@@ -87,15 +96,15 @@ def _bound(session: Any, inputs: Mapping[str, Array], outputs: Mapping[str, Arra
     return binding
 
 
-def placement(session: Any) -> dict[str, int]:
-    """How many nodes each provider runs, after ONNX Runtime's own fusions; empty before ONNX Runtime 1.24."""
-    counts: dict[str, int] = {}
+def placed(session: Any, names: Mapping[str, str]) -> dict[str, list[str]]:
+    """Nodes by what runs them, after ONNX Runtime's own fusions; empty before ONNX Runtime 1.24."""
+    found: dict[str, list[str]] = {}
     if not TELLS_PLACEMENT:
-        return counts
+        return found
     for part in session.get_provider_graph_assignment_info():
-        short = part.ep_name.removesuffix(SUFFIX).lower()
-        counts[short] = counts.get(short, 0) + len(part.get_nodes())
-    return counts
+        short = names.get(part.ep_name, part.ep_name.removesuffix(SUFFIX).lower())
+        found.setdefault(short, []).extend(node.name for node in part.get_nodes())
+    return found
 
 
 def _tensors(found: list[Any]) -> list[TensorSpec]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes.util
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from spec_edge.runtime.onnx_nodes import nodes_of
@@ -24,11 +24,16 @@ from spec_edge.runtime.providers._openvino import (
     package,
     versions,
 )
-from spec_edge.runtime.providers.provider import Found, Job, Provider
+from spec_edge.runtime.providers.provider import Found, Job, Provider, ProviderMissing
 
 NAME, DEVICE = "openvino-npu", "NPU"
 COMPILERS = ("openvino_intel_npu_compiler", "npu_driver_compiler")
 """Libraries that hold Intel's NPU compiler: OpenVINO's own, and the driver's."""
+
+NO_COMPILER = "; OpenVINO's wheel for Linux has no NPU compiler: install intel-driver-compiler-npu"
+ON_LINUX = platform.system() == "Linux"
+PLATFORM = "NPU_PLATFORM"
+"""The NPU to compile for, 3720, 4000 or 5010, where it is not this machine's own."""
 
 
 def runs_on(options: Mapping[str, str]) -> tuple[str, ...]:
@@ -47,18 +52,30 @@ def defaults(job: Job) -> Options:
 def find_here(options: Mapping[str, str]) -> Found:
     if "npu" not in runs_on(options):
         return Found(f"the NPU plugin over {', '.join(devices())}", versions=versions())
+    if PLATFORM in options:
+        return _find_compiler(options[PLATFORM])
     return find_device(DEVICE, _missing())
+
+
+def _find_compiler(platform_number: str) -> Found:
+    """Intel's compiler for an NPU that need not be here."""
+    if not any(_libraries()):
+        raise ProviderMissing(f"Intel's NPU compiler is not here{NO_COMPILER if ON_LINUX else f'; {INSTALL}'}")
+    return Found(f"{DEVICE} {platform_number} (its compiler; no device is used)", versions=versions())
 
 
 def _missing() -> str:
     """What to do where OpenVINO sees no NPU."""
-    if platform.system() != "Linux":
+    if not ON_LINUX:
         return "; this machine has no Intel NPU, or its driver is missing"
     driver = "; this machine has no Intel NPU, its driver is missing, or this user is not in the group 'render'"
-    held = Path(package().__file__).parent.glob("libs/*npu_compiler*")
-    if any(held) or any(ctypes.util.find_library(name) for name in COMPILERS):
-        return driver
-    return f"{driver}; OpenVINO's wheel for Linux has no NPU compiler: install intel-driver-compiler-npu"
+    return driver if any(_libraries()) else f"{driver}{NO_COMPILER}"
+
+
+def _libraries() -> Iterator[str]:
+    """Those that hold Intel's NPU compiler."""
+    yield from map(str, Path(package().__file__).parent.glob("libs/*npu_compiler*"))
+    yield from filter(None, map(ctypes.util.find_library, COMPILERS))
 
 
 def open_job(job: Job) -> OpenVinoOpened:

@@ -1,0 +1,19 @@
+"""migraphx: AMD's GPUs through Windows ML or a build of ONNX Runtime with MIGraphX. Static portable graphs.
+
+Untested on hardware. Options: onnxruntime.ai/docs/execution-providers/MIGraphX-ExecutionProvider.html
+"""
+
+from __future__ import annotations
+
+from spec_edge.runtime.providers._plugin import Plugin, provider_of
+
+PROVIDER = provider_of(
+    Plugin(
+        name="migraphx",
+        ep="MIGraphXExecutionProvider",
+        device="gpu",
+        symbolic=False,
+        install="get it through Windows ML (pip install windowsml) or build ONNX Runtime with MIGraphX",
+        builtin=True,
+    )
+)
