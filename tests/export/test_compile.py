@@ -161,3 +161,15 @@ def test_an_unknown_target_is_refused_in_one_line(bench: Any, bundle: Path) -> N
     assert "unknown target 'metior-lake'. Did you mean" in bench.refused(
         "compile", bundle, "--target", "metior-lake", code=2
     )
+
+
+def test_intels_compiler_needs_no_npu(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("openvino")
+    from spec_edge.runtime.providers import openvino_npu
+
+    monkeypatch.setattr(openvino_npu, "_libraries", lambda: iter(["libopenvino_intel_npu_compiler.so"]))
+    found = openvino_npu.find_here({"NPU_PLATFORM": "3720"})
+    assert "3720" in found.device and "no device is used" in found.device
+    monkeypatch.setattr(openvino_npu, "_libraries", lambda: iter(()))
+    with pytest.raises(ProviderMissing, match=r"NPU compiler is not here; .*install"):
+        openvino_npu.find_here({"NPU_PLATFORM": "3720"})
