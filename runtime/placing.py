@@ -148,7 +148,12 @@ def _session(step: Step, place: Place, opener: Opener) -> Session:
 
 
 def open_compiled(on: Provider, asked: Job, found: Found, say: Say) -> Opened:
-    """The graph from its compiled form. One that the device no longer takes is compiled again, once."""
+    """The graph from its compiled form. One that the device no longer takes is compiled again, once.
+
+    What runs on a CPU compiles in a second or two, and nothing is kept of it.
+    """
+    if on.device == REFERENCE:
+        return on.open(asked)
     progress = _announcing(on, say)
     artefact = compiled(asked, on, found, progress=progress, say=say)
     if artefact is None:

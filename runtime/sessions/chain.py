@@ -74,8 +74,9 @@ class Chain(Generic[T]):
             return self._held
         if self._closed:
             raise SpecError(f"{self._what}this session is closed")
+        none = "no provider is left: " if len(self._candidates) > 1 else ""
         raise NoProviderLeft(
-            f"{self._what}no provider is left: {'; '.join(self._reasons)}; 'spec-edge doctor' says what there is"
+            f"{self._what}{none}{'; '.join(self._reasons)}; 'spec-edge doctor' says what there is here"
         )
 
     @property
@@ -104,7 +105,7 @@ class Chain(Generic[T]):
         except ProviderFailed as error:
             failure = error
         while True:  # every turn leaves a candidate, or the one that may be opened again, behind
-            held = self._move(at, _reason(failure))
+            held = self._move(at, _reason(failure, self.name))
             try:
                 _restored(held, restore)
                 return call(held)
@@ -150,7 +151,8 @@ class Chain(Generic[T]):
         try:
             return self.candidate.open()
         except SpecError as error:
-            self._reasons.append(f"{self.name} skipped: {_reason(error)}")
+            verb = "skipped" if len(self._candidates) > 1 else "cannot be used"
+            self._reasons.append(f"{self.name} {verb}: {_reason(error, self.name)}")
             if not self.last:
                 self._say(self._what + self._reasons[-1])
             return None
@@ -166,6 +168,6 @@ def _restored(held: T, restore: Callable[[T], object]) -> None:
         raise ProviderFailed(error.message) from error
 
 
-def _reason(error: SpecError) -> str:
-    """One line, to stand within a longer one."""
-    return " ".join(error.message.split())[:MOST].rstrip(". ")
+def _reason(error: SpecError, name: str) -> str:
+    """One line, to stand within a longer one that begins with the provider's name."""
+    return " ".join(error.message.split()).removeprefix(f"{name}: ")[:MOST].rstrip(". ")
