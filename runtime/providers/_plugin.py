@@ -24,6 +24,9 @@ from spec_edge.runtime.providers._windows_ml import catalogue
 from spec_edge.runtime.providers.checks import guarded
 from spec_edge.runtime.providers.provider import Found, Job, Provider, ProviderFailed, ProviderMissing
 
+SILENT = 4
+"""Log severity: nothing but what ends the process. What went wrong is in the exception."""
+
 Options = Mapping[str, str]
 SESSION = ("session.", "ep.", "optimization.")
 """How the keys of session options begin; every other option is the provider's."""
@@ -33,8 +36,13 @@ def _none() -> Options:
     return {}
 
 
+def _kind(device: Any) -> str:
+    """ "CPU", "GPU" or "NPU"."""
+    return str(device.device.type).rpartition(".")[2]
+
+
 def _fits(device: Any, kind: str, options: Options) -> bool:  # noqa: ARG001
-    return str(device.device.type).rpartition(".")[2].lower() == kind
+    return _kind(device).lower() == kind
 
 
 def _fine(versions: Mapping[str, str]) -> str:  # noqa: ARG001
@@ -95,7 +103,7 @@ def find_plugin(plugin: Plugin, options: Options) -> Found:
     if not devices:
         return Found(plugin.ep, versions=versions)
     metadata = {**devices[0].device.metadata, **devices[0].ep_metadata}
-    shown = metadata.get("Description") or f"{devices[0].device.vendor} {plugin.device.upper()}".strip()
+    shown = metadata.get("Description") or f"{devices[0].device.vendor} {_kind(devices[0])}".strip()
     told = {plugin.ep: metadata["version"]} if metadata.get("version") else {}
     return Found(shown, metadata.get("driver_version", ""), versions | told)
 
@@ -144,6 +152,7 @@ def _opened(plugin: Plugin, job: Job, options: Any) -> OrtOpened:
 
 def _session_options(plugin: Plugin, job: Job) -> Any:
     options = session_options(job)
+    options.log_severity_level = SILENT
     if plugin.device == "npu":
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     for key, value in job.options.items():

@@ -5,6 +5,7 @@ Enters: a call of some runtime, or the tensors that it found in a graph. Leaves:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
@@ -13,6 +14,12 @@ from spec_edge.runtime.providers.provider import ProviderFailed
 
 LONGEST = 300
 """Characters of a runtime's own message that are shown."""
+
+PLACE = re.compile(r"Exception from \S+:\d+:")
+"""A line of OpenVINO's messages."""
+
+CODE = re.compile(r"\[ONNXRuntimeError\] : \d+ : \w+ : ")
+"""What ONNX Runtime puts before a message, and again before the message inside it."""
 
 T = TypeVar("T")
 
@@ -24,8 +31,14 @@ def guarded(what: str, call: Callable[[], T]) -> T:
     except SpecError:
         raise
     except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ProviderFailed(f"{what}: {reason[:LONGEST]}") from error
+        raise ProviderFailed(f"{what}: {reason(str(error)) or type(error).__name__}") from error
+
+
+def reason(message: str) -> str:
+    """What a runtime says, in one line, without the places in its source from where it says it."""
+    lines = (line for line in message.splitlines() if not PLACE.fullmatch(line.strip()))
+    text = " ".join(" ".join(lines).split())
+    return text[max((found.end() for found in CODE.finditer(text)), default=0) :][:LONGEST]
 
 
 def check_signature(graph: GraphSpec, inputs: Iterable[TensorSpec], outputs: Iterable[TensorSpec]) -> None:

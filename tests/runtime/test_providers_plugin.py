@@ -19,6 +19,7 @@ from spec_edge.runtime.bundle import open_bundle
 from spec_edge.runtime.providers import _plugin, _windows_ml, openvino_ep, qnn
 from spec_edge.runtime.providers._onnxruntime import TELLS_PLACEMENT
 from spec_edge.runtime.providers._plugin import Plugin, compile_plugin, find_plugin, open_plugin, provider_of
+from spec_edge.runtime.providers.checks import reason
 from spec_edge.runtime.providers.opening import job, on_cpu, opener, run_once, usable
 from spec_edge.runtime.providers.provider import PACKAGE, Job, ProviderFailed, ProviderMissing, provider
 
@@ -93,7 +94,7 @@ def test_a_machine_without_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("packaged")
 def test_a_library_that_does_not_load(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_plugin, "ort", Runtime(broken=True))
-    assert missing(FAKE) == "fake cannot be loaded from fake.so: wrong ELF class"
+    assert missing(FAKE) == "fake cannot be loaded from fake.so: wrong ELF class more"
 
 
 def test_a_damaged_package(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,6 +250,13 @@ def test_what_compiles_nothing_leaves_nothing(tiny: Path, tmp_path: Path) -> Non
     with pytest.raises(ProviderFailed, match="compile"):
         compile_plugin(ON_CPU, verify_job(tiny), tmp_path / "graph.onnx")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_runtimes_own_words_without_its_source() -> None:
+    code = "[ONNXRuntimeError] : 1 : FAIL : "
+    assert reason(f"{code}/src/a.cc:393 virtual x f(const A&) {code}it is\ntoo big.\n") == "it is too big."
+    assert reason("Exception from src/a.cpp:35:\nException from src/b.cpp:7:\nNot Implemented\n\n") == "Not Implemented"
+    assert reason("plain") == "plain" and len(reason("x" * 1000)) == 300
 
 
 def test_every_provider_says_what_to_install() -> None:
