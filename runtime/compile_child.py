@@ -84,7 +84,8 @@ def _try(on: Provider, job: Job) -> None:
     """Open the artefact and run it once: a driver that dies of it dies here."""
     try:
         opened = on.open(job)
-        opened.bind(*(_zeros(tensors) for tensors in (job.graph.inputs, job.graph.outputs)))()
+        inputs, outputs = _zeros(job.graph.inputs), _zeros(job.graph.outputs)  # a run reads and writes them in place
+        opened.bind(inputs, outputs)()
         opened.close()
     except ProviderFailed as error:
         raise ProviderFailed(f"it compiles, and then does not run: {error.message}") from error
