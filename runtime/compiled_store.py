@@ -281,5 +281,8 @@ def _remove(place: Path) -> bool:
 def _sweep(folder: Path) -> None:
     for path in folder.iterdir():
         with suppress(OSError):
-            if path.name.startswith(PARTIAL) and time.time() - path.stat().st_mtime > STALE_S:
+            age = time.time() - path.stat().st_mtime
+            if path.name.startswith(PARTIAL) and age > STALE_S:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
+            elif path.name.endswith(FAILED) and age > FAILED_S:
+                path.unlink()

@@ -485,9 +485,13 @@ def test_leftovers_of_killed_processes_are_swept(job: Job, settings: CompileSett
     for path in (stale, young):
         path.mkdir()
         (path / "artefact").write_bytes(b"half")
+    old, new = folder / f"a{compiled_store.FAILED}", folder / f"b{compiled_store.FAILED}"
+    old.touch()
+    new.touch()
     os.utime(stale, (0, 0))
+    os.utime(old, (0, 0))
     _aged(job, settings, "b", 0)
-    assert (stale.exists(), young.exists()) == (False, True)
+    assert [p.exists() for p in (stale, young, old, new)] == [False, True, False, True]
 
 
 # Settings
