@@ -22,6 +22,8 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 from toy_checkpoint import write_checkpoints
 
+from spec_edge.targets.target import target
+
 HERE = Path(__file__).resolve().parent
 SLOW = HERE / "slow"
 CACHE = Path(
@@ -121,15 +123,29 @@ def _call(command: list[str], failure: str) -> str:
 
 
 def _cut(folder: Path) -> None:
-    target, medusa, eagle = write_checkpoints(folder / "toys")
+    """For each target: every graph in its first precision, and the widest verify graph in each other that it offers."""
+    model, medusa, eagle = write_checkpoints(folder / "toys")
+    drafters = ["--medusa", str(medusa), "--eagle", str(eagle)]
     for name in TARGETS:
-        bundle = folder / name
-        drafters = ["--medusa", str(medusa), "--eagle", str(eagle)]
-        command = [sys.executable, "-m", "spec_edge.export", str(target), "-o", str(bundle), "--target", name]
-        _call([*command, "--precision", "fp16", "--context", "1152", *drafters], f"no bundle for {name}")
-        print(
-            _call([sys.executable, str(SLOW / "npu_compile.py"), str(folder / "rows.jsonl"), str(bundle)], name), end=""
-        )
+        profile = target(name)
+        _compile_all(folder, name, profile.precisions[0], [str(model), *drafters], "*")
+        for precision in profile.precisions[1:]:
+            _compile_all(folder, name, precision, [str(model)], f"verify-*-s{profile.widths[-1]}-*")
+
+
+def _compile_all(folder: Path, name: str, precision: str, model: list[str], graphs: str) -> None:
+    bundle = folder / f"{name}-{precision}"
+    command = [sys.executable, "-m", "spec_edge.export", *model, "-o", str(bundle), "--target", name]
+    _call([*command, "--precision", precision], f"no bundle for {name}")
+    command = [
+        sys.executable,
+        str(SLOW / "npu_compile.py"),
+        str(folder / "rows.jsonl"),
+        str(bundle),
+        "--graphs",
+        graphs,
+    ]
+    print(_call(command, f"{name}, {precision}"), end="", flush=True)
 
 
 # What must be refused
