@@ -172,3 +172,19 @@ def targets(as_json: bool) -> None:
 
     found = rows()
     click.echo(json.dumps([asdict(row) for row in found], ensure_ascii=False) if as_json else table(found))
+
+
+@main.command()
+@click.option("-m", "--model", "bundle", type=click.Path(path_type=Path), metavar="BUNDLE", help="Its chain too.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
+@one_line_errors
+def doctor(bundle: Path | None, as_json: bool) -> None:
+    """What this machine has to run bundles on, and what is missing."""
+    import json
+    from dataclasses import asdict
+
+    from spec_edge.runtime.doctor import examine
+    from spec_edge.runtime.doctor_text import text
+
+    report = examine(bundle)
+    click.echo(json.dumps(asdict(report), ensure_ascii=False) if as_json else text(report))

@@ -87,7 +87,8 @@ class Placer:
         """BadUsage: there is no provider of this name."""
         if wish.provider != AUTO:
             providers.provider(wish.provider)
-        self._wish, self._say, self.places = wish, say, places
+        self._wish, self.places = wish, places
+        self._say: Say = lambda line: say(line.removeprefix("note: "))
 
     def session(self, bundle: Bundle, network: str = TARGET) -> Session:
         """A target, or a draft model. NoProviderLeft: no provider of the chain runs it."""

@@ -7,31 +7,15 @@ Options: docs.openvino.ai, "ONNX Runtime OpenVINO Execution Provider" (load_conf
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
+from spec_edge.runtime.known_bad import OPENVINO_EP, openvino_ep
 from spec_edge.runtime.providers._plugin import Plugin, provider_of
-
-PACKAGE = "onnxruntime-ep-openvino"
-
-
-def bad(versions: Mapping[str, str]) -> str:
-    """1.8.0 was seen with ONNX Runtime 1.31.1, where it ran everything on the CPU, and with 1.32, where it fails."""
-    if versions.get(PACKAGE) == "1.8.0" and _minor(versions["onnxruntime"]) >= (1, 31):
-        return (
-            f"{PACKAGE} 1.8.0 does not work with ONNX Runtime {versions['onnxruntime']} (it runs everything on the "
-            f"CPU or fails); pip install '{PACKAGE}>=1.8.1'"
-        )
-    return ""
 
 
 def fits(device: Any, kind: str, options: Mapping[str, str]) -> bool:
     return str(device.device.type).endswith(options.get("device_type", kind).upper())
-
-
-def _minor(text: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in re.findall(r"\d+", text)[:2])
 
 
 PROVIDER = provider_of(
@@ -40,10 +24,10 @@ PROVIDER = provider_of(
         ep="OpenVINOExecutionProvider",
         device="npu",
         symbolic=False,
-        install=f"pip install {PACKAGE}, or get it through Windows ML: pip install windowsml",
-        package=PACKAGE,
+        install=f"pip install {OPENVINO_EP}, or get it through Windows ML: pip install windowsml",
+        package=OPENVINO_EP,
         builtin=True,
-        bad=bad,
+        bad=openvino_ep,
         fits=fits,
         ours=frozenset({"device_type"}),
     )

@@ -15,6 +15,7 @@ import onnxruntime
 import pytest
 
 from spec_edge.models.plugins import known
+from spec_edge.runtime import known_bad
 from spec_edge.runtime.bundle import open_bundle
 from spec_edge.runtime.providers import _plugin, _windows_ml, openvino_ep, qnn
 from spec_edge.runtime.providers._onnxruntime import TELLS_PLACEMENT
@@ -173,14 +174,14 @@ def test_nothing_is_downloaded() -> None:
     [("1.8.0", "1.30.0", True), ("1.8.0", "1.31.1", False), ("1.8.0", "1.32.0", False), ("1.8.1", "1.32.0", True)],
 )
 def test_known_bad_pairs(monkeypatch: pytest.MonkeyPatch, plugin: str, runtime: str, works: bool) -> None:
-    versions = {"onnxruntime": runtime, openvino_ep.PACKAGE: plugin}
-    reason = openvino_ep.bad(versions)
+    versions = {"onnxruntime": runtime, known_bad.OPENVINO_EP: plugin}
+    reason = known_bad.openvino_ep(versions)
     assert bool(reason) != works and (works or "pip install 'onnxruntime-ep-openvino>=1.8.1'" in reason)
     monkeypatch.setattr(_plugin, "_versions", lambda _: versions)
     if not works:
         with pytest.raises(ProviderMissing, match=r"1\.8\.0 does not work with ONNX Runtime"):
             openvino_ep.PROVIDER.find({})
-    assert openvino_ep.bad({"onnxruntime": "1.32.0"}) == ""
+    assert known_bad.openvino_ep({"onnxruntime": "1.32.0"}) == ""
 
 
 def test_which_device() -> None:
