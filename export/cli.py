@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, ParamSpec
 
 import click
 
+from spec_edge.export.train.command import train
 from spec_edge.models.contract import BadUsage, SpecError
 
 if TYPE_CHECKING:
@@ -180,3 +181,6 @@ def compile_(
     click.echo(json.dumps(asdict(report), ensure_ascii=False) if as_json else "\n".join(report_lines(report)))
     if not report.complete:
         sys.exit(1)
+
+
+main.add_command(train)

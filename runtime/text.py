@@ -12,7 +12,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from spec_edge.models.contract import BadUsage, FileFact, SpecError
+from spec_edge.models.contract import BadUsage, FileFact, SpecError, TextFacts
 from spec_edge.runtime.bundle import Bundle
 from spec_edge.runtime.chat import Message, Template, check_messages
 from spec_edge.runtime.deadline import in_time
@@ -32,9 +32,19 @@ class Text:
 
     def __init__(self, bundle: Bundle) -> None:
         facts = bundle.manifest.text
-        self._facts, self._context = facts, bundle.manifest.model.context
         raw = _read(bundle, facts.tokenizer, TOKENIZER_LIMIT)
         source = _read(bundle, facts.chat_template, 1 << 20).decode("utf-8", "replace") if facts.chat_template else None
+        self._set(facts, raw, source, bundle.manifest.model.context)
+
+    @classmethod
+    def of(cls, facts: TextFacts, raw: bytes, source: str | None, context: int) -> Text:
+        """The same from a tokenizer.json and a template that are no bundle's yet."""
+        text = cls.__new__(cls)
+        text._set(facts, raw, source, context)
+        return text
+
+    def _set(self, facts: TextFacts, raw: bytes, source: str | None, context: int) -> None:
+        self._facts, self._context = facts, context
         self._tokenizer = _load(raw, facts.tokenizer.file)
         if self._tokenizer.get_vocab_size() > facts.tokens:
             raise SpecError(

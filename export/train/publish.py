@@ -1,0 +1,92 @@
+"""Heads on disk: a folder with config.json, model.safetensors and a model card leaves; earlier heads enter.
+
+Enters: tensors under published names. Leaves: the same under own names, to go on from.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from spec_edge.export.drafter_files import open_files
+from spec_edge.export.train.fit import State
+from spec_edge.export.train.options import TrainOptions
+from spec_edge.export.train.store import Place
+from spec_edge.models.checkpoint import Checkpoint, ModelConfig
+from spec_edge.models.contract import SpecError
+from spec_edge.models.drafter import kind_of
+from spec_edge.models.eagle_network import HEAD, PREFIX
+from spec_edge.models.eagle_open import OpenEagle
+
+
+@dataclass(frozen=True)
+class Start:
+    """Weights of an EAGLE drafter by own names. ids: its drafted ids; None: all."""
+
+    weights: Mapping[str, Tensor]
+    ids: Tensor | None
+
+    def into(self, fresh: dict[str, Tensor], ids: Tensor) -> None:
+        """Replace fresh weights; of the head the rows of ids that both draft. SpecError: other shapes."""
+        for name, value in fresh.items():
+            found = self.weights.get(name)
+            if name == HEAD and found is not None and self.ids is not None:
+                rows = {token: row for row, token in enumerate(self.ids.tolist())}
+                pairs = [(i, rows[token]) for i, token in enumerate(ids.tolist()) if token in rows]
+                mine, theirs = (torch.tensor(side) for side in zip(*pairs, strict=True))
+                value[mine.to(value.device)] = found[theirs].to(value.device)
+            elif found is None or found.shape != value.shape:
+                shape = None if found is None else list(found.shape)
+                raise SpecError(f"--from: '{name}' is {list(value.shape)} here and {shape} there; give the same sizes")
+            else:
+                value.copy_(found)
+
+
+def starting_weights(path: Path, target: ModelConfig) -> Start:
+    """Of an EAGLE drafter of this target. SpecError: it is none."""
+    with ExitStack() as stack:
+        files = open_files(path, stack)
+        kind = kind_of(files)
+        opened = kind.open(files, target) if kind else None
+        if not isinstance(opened, OpenEagle):
+            raise SpecError(f"--from {path} is no EAGLE drafter; only those can be gone on from")
+        own = opened.net.weights
+        found = {name.removeprefix(PREFIX): torch.from_numpy(own.dense(name)) for name in own.names()}
+        ids = opened.net.ids
+        return Start(found, None if ids is None else torch.from_numpy(ids).long())
+
+
+def publish(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor], text: str) -> None:
+    """The files of a checkpoint."""
+    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+    save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
+    (folder / "README.md").write_text(text, encoding="utf-8")
+
+
+def card(options: TrainOptions, checkpoint: Checkpoint, places: Sequence[Place], state: State) -> str:
+    """The model card: what it was made from and how well it drafts."""
+    answers, source = sum(p.answer for p in places), checkpoint.source
+    asked = f"{'a file' if options.prompts else 'its own'} and filled templates"
+    lines = [
+        f"# {options.name} heads for {checkpoint.name}",
+        "",
+        f"Trained by `spec-export train {options.kind}` on {answers} tokens that the target itself answered with,",
+        f"to {len(places)} prompts ({asked}), seed {options.seed}.",
+        f"Target: {source.name}, SHA-256 {source.sha256}, precision {options.precision}.",
+        "",
+        "Mean acceptance length (greedy, a chain, from where verify steps begin, prompts that were not trained on), and",
+        "the share of steps that accept at least 1, 2, ... tokens:",
+        "",
+        "| answer tokens trained on | acceptance length | by depth |",
+        "|---|---|---|",
+    ]
+    rows = [f"| {tokens} | {a.length:.3f} | {' '.join(f'{d:.3f}' for d in a.depth)} |" for tokens, a in state.curve]
+    return "\n".join([*lines, *rows]) + "\n"
