@@ -154,7 +154,7 @@ def asked(command: Sequence[str] = COMMAND, timeout_s: float = TIMEOUT_S) -> dic
         if begun:
             answers[begun] = Provider(begun, "silent", reason=f"it {how} when it was asked")
         found |= answers
-        names = next((line["names"] for line in lines if "names" in line), [])
+        names: list[str] = next((line["names"] for line in lines if "names" in line), [])
         left = [name for name in names if name not in found]
         if not left or not answers:
             return found
