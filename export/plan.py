@@ -25,7 +25,7 @@ from spec_edge.models.drafter import DrafterGraph, Room
 from spec_edge.models.fetch import resolve
 from spec_edge.models.forms import Form, forms
 from spec_edge.models.open import open_config
-from spec_edge.models.planned import PLANNABLE, PlannedStore, planned_model, planned_weights
+from spec_edge.models.planned import PlannedStore, plannable, planned_model, planned_weights
 from spec_edge.models.stored import Stored, Writer
 from spec_edge.targets.target import Target
 
@@ -114,7 +114,7 @@ def _precision(options: BuildOptions) -> str:
     """`auto` tries the target's precisions in order: the first one whose sizes follow from shapes."""
     if options.precision != AUTO:
         return options.precision
-    return next(name for name in options.target.precisions if name in PLANNABLE)
+    return next(name for name in options.target.precisions if name in plannable())
 
 
 def _network(
@@ -210,7 +210,7 @@ def plan_lines(plan: Planned) -> list[str]:
 
 def check_plannable(options: BuildOptions) -> None:
     """SpecError: a precision that no plan knows."""
-    if options.precision not in (AUTO, *PLANNABLE):
+    if options.precision not in (AUTO, *plannable()):
         raise SpecError(
-            f"--dry-run knows auto, {', '.join(PLANNABLE)}; with {options.precision} the sizes are the file's own"
+            f"--dry-run knows auto, {', '.join(plannable())}; with {options.precision} the sizes are the file's own"
         )

@@ -2,20 +2,21 @@
 
 Enters: a graph, value names and stored weights. Leaves: value names. Activations are [S, features], without the batch
 axis: Gemm takes two axes, and adds a quantised matrix's offset term in the same operator. Operators used here: Add Cast
-Gather Gemm MatMul Mul ReduceSum Reshape Sigmoid Split Unsqueeze, and for quantised weights com.microsoft's MatMulNBits
-and GatherBlockQuantized.
+Gather Gemm MatMul Mul ReduceSum Reshape Sigmoid Split Unsqueeze, and for quantised weights DequantizeLinear, or
+com.microsoft's MatMulNBits and GatherBlockQuantized.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from onnx import helper
 
 from spec_edge.models.graph import CONTRIB, Graph
 from spec_edge.models.store import Region
-from spec_edge.models.stored import Blocks, Dense, DenseRows, Linear, Matrix
+from spec_edge.models.stored import Blocks, Channels, Dense, DenseRows, Linear, Matrix, Table
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,20 @@ def matmul(site: Site, matrix: Matrix, x: str, name: str) -> str:
             return site.graph.op("Gemm", (x, site.weight(matrix.weight)), f"{name}/Gemm", {"transB": 1})
         case Blocks():
             return _blocks_matmul(site, matrix, x, name)
+        case Channels(table=True):
+            return site.graph.op("Gemm", (x, dequantised(site, matrix)), f"{name}/Gemm", {"transB": 1})
+        case Channels():
+            return site.graph.op("MatMul", (x, dequantised(site, matrix)), f"{name}/MatMul")
+
+
+def dequantised(site: Site, matrix: Channels) -> str:
+    """The matrix as an activation-typed value, as it lies."""
+    q, scale = site.graph.stored(matrix.q), matrix.scale[site.dtype]
+    axis = 0 if matrix.table else 1
+    attributes = {"axis": axis} if len(scale.shape) == 1 else {"axis": 0, "block_size": matrix.group}
+    inputs = (q, site.graph.stored(scale))
+    make = partial(site.graph.op, "DequantizeLinear", inputs, f"/dequantised/{q}", attributes)
+    return site.graph.once(("dequantised", q), make)
 
 
 def _blocks_matmul(site: Site, matrix: Blocks, x: str, name: str) -> str:
@@ -102,12 +117,22 @@ def project(site: Site, group: tuple[Linear, ...], x: str, path: str) -> tuple[s
     return tuple(linear(site, layer, x, path) for layer in group)
 
 
-def embed(site: Site, table: DenseRows | Blocks, ids: str, path: str) -> str:
+def embed(site: Site, table: Table, ids: str, path: str) -> str:
     """Rows of the table [V, H] for ids [S]: [S, H]."""
     if isinstance(table, Blocks):
         return _blocks_embed(site, table, ids, path)
+    if isinstance(table, Channels):
+        return _channels_embed(site, table, ids, path)
     rows = site.graph.op("Gather", (site.graph.stored(table.weight), ids), f"{path}/Gather", {"axis": 0})
     return rows if table.weight.dtype == site.dtype else site.cast(rows, f"{path}/Cast")
+
+
+def _channels_embed(site: Site, table: Channels, ids: str, path: str) -> str:
+    """The rows' integers times their scales: dequantising first would do it for every row of the table."""
+    steps = site.graph.op("Gather", (site.graph.stored(table.q), ids), f"{path}/Gather", {"axis": 0})
+    column = table.scale[site.dtype].viewed((table.q.shape[0], 1))
+    scale = site.graph.op("Gather", (site.graph.stored(column), ids), f"{path}/scale/Gather", {"axis": 0})
+    return site.graph.op("Mul", (site.cast(steps, f"{path}/Cast"), scale), f"{path}/Mul")
 
 
 def _blocks_embed(site: Site, table: Blocks, ids: str, path: str) -> str:

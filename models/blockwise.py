@@ -1,4 +1,4 @@
-"""A quantised weight as a file holds it, in one form that carries every GGUF block type exactly."""
+"""A quantised weight: as a GGUF file holds it (one form carries every block type exactly), or scaled per channel."""
 
 from __future__ import annotations
 
@@ -41,3 +41,33 @@ class BlockTensor:
         if self.offset is not None:
             w += self.offset[..., None]
         return w.reshape(self.shape)
+
+
+@dataclass(frozen=True)
+class ChannelTensor:
+    """w[n, k] = scale[n, k // group] * q[n, k]: symmetric, the form of ONNX's DequantizeLinear.
+
+    bits    4 or 8
+    q       int8 [N, K], values in [-2 ** (bits - 1), 2 ** (bits - 1))
+    scale   float32 [N, K / group]; one group is one scale per output channel
+    """
+
+    bits: int
+    q: NDArray[np.int8]
+    scale: NDArray[np.float32]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """[N, K]: output and input features."""
+        return self.q.shape[0], self.q.shape[1]
+
+    @property
+    def group(self) -> int:
+        """Inputs that share a scale."""
+        return int(self.q.shape[1] // self.scale.shape[1])
+
+    def dense(self) -> NDArray[np.float32]:
+        """float32 [N, K]."""
+        groups = self.q.reshape(*self.scale.shape, self.group).astype(np.float32)
+        groups *= self.scale[..., None]
+        return groups.reshape(self.shape)

@@ -29,7 +29,7 @@ def build(config: ModelConfig, stored: Stored, form: Form) -> tuple[onnx.ModelPr
         raise SpecError(f"the drafter reads layers {list(form.taps)} of a target that has {config.layers}")
     if form.activation not in stored.cos:
         raise SpecError(f"the weights file has no {form.activation} scales and norms for {form.name}; export it again")
-    site = Site(Graph(stored.weights_file), form.activation, stored.accuracy_level)
+    site = Site(Graph(stored.weights_file, stored.opset), form.activation, stored.accuracy_level)
     parts = Build(site, config, stored, form)
     how = lowering(form.lowering)
     hidden, taps = _layers(parts, how)

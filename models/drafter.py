@@ -268,9 +268,9 @@ def borrowed_head(target: ModelConfig) -> str:
     return EMBEDDING if target.tied else HEAD
 
 
-PRECISION = {"int4": "int8", "keep": "int8"}
+PRECISION = {"int4": "int8", "keep": "int8", "int4-channel": "int8-channel", "int4-g128": "int8-channel"}
 """A drafter's own matrices, by the bundle's precision; as the bundle's where not named. They are few and decide what
-is accepted, so nothing is rounded to four bits."""
+is accepted, so nothing is rounded to four bits. The form stays the bundle's: one opset, and what its compiler takes."""
 
 
 def own_scheme(precision: str, shape: tuple[int, ...]) -> str:
@@ -306,7 +306,7 @@ class AsStored:
         if len(self.shape(name)) != 2:
             return self.weights.dense(name)
         packed = self.pack(self.weights, name)
-        return packed.dense() if isinstance(packed, BlockTensor) else packed.astype(np.float32)
+        return packed.astype(np.float32) if isinstance(packed, np.ndarray) else packed.dense()
 
     def blocks(self, name: str) -> BlockTensor | None:
         return self.weights.blocks(name)

@@ -79,7 +79,7 @@ def _static(room: Room) -> Iterator[tuple[str, Form]]:
 
 def step(net: Eagle, own: StoredEagle, stored: Stored, form: Form, role: str) -> DrafterGraph:
     """The graph of one of the roles that reads the cache."""
-    site = Site(Graph(stored.weights_file), form.activation, stored.accuracy_level)
+    site = Site(Graph(stored.weights_file, stored.opset), form.activation, stored.accuracy_level)
     made = Made(net, own, Build(site, net.config, stored, form), lowering(form.lowering), role)
     _answer(made, *_layers(made, *_inputs(made)))
     borrowed = [] if net.own_embedding else [EMBEDDING]
@@ -90,7 +90,7 @@ def step(net: Eagle, own: StoredEagle, stored: Stored, form: Form, role: str) ->
 
 def fuse(net: Eagle, own: StoredEagle, stored: Stored, form: Form) -> DrafterGraph:
     """The graph of role "fuse", of any width."""
-    site = Site(Graph(stored.weights_file), form.activation, stored.accuracy_level)
+    site = Site(Graph(stored.weights_file, stored.opset), form.activation, stored.accuracy_level)
     made = Made(net, own, Build(site, net.config, stored, form), lowering(form.lowering), "fuse")
     _give(made, _fused(made, _rows_of(made, "taps")), "features")
     build = made.build

@@ -26,12 +26,11 @@ from spec_edge.models.safetensors_file import StoredTensor
 from spec_edge.models.schemes.scheme import Scheme
 from spec_edge.models.store import Region
 from spec_edge.models.stored import (
-    Blocks,
     ByDtype,
-    DenseRows,
     Linear,
     Norm,
     Stored,
+    Table,
     Writer,
     put_group,
     put_table,
@@ -228,8 +227,8 @@ class StoredEagle:
     norms: Mapping[str, Norm]
     cos: ByDtype
     sin: ByDtype
-    embedding: DenseRows | Blocks | None
-    head: DenseRows | Blocks | None
+    embedding: Table | None
+    head: Table | None
     ids: Region | None
 
     def beside(self, target: Stored) -> Stored:
@@ -243,6 +242,7 @@ class StoredEagle:
             self.norms,
             self.cos,
             self.sin,
+            target.opset,
         )
 
 
@@ -286,6 +286,6 @@ def _put_norm(net: Eagle, out: Writer, name: str) -> Norm:
     return Norm(out.small(f"{PREFIX}{name}", gamma), shrink(RESIDUAL_PEAK if reads_target else FEATURE_PEAK))
 
 
-def _put_table(net: Eagle, out: Writer, precision: str, name: str, gathered: bool) -> DenseRows | Blocks:
+def _put_table(net: Eagle, out: Writer, precision: str, name: str, gathered: bool) -> Table:
     packed = pack_own(net.weights, f"{PREFIX}{name}", precision)
     return put_table(packed, out, f"{PREFIX}{name.removesuffix('.weight')}", gathered)

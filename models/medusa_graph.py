@@ -27,12 +27,10 @@ from spec_edge.models.graph import Graph
 from spec_edge.models.medusa_heads import Layout
 from spec_edge.models.store import Region
 from spec_edge.models.stored import (
-    Blocks,
     ByDtype,
-    Dense,
-    DenseRows,
     Matrix,
     Stored,
+    Table,
     Writer,
     merged,
     put_matrix,
@@ -75,7 +73,7 @@ class Heads:
 class Layer:
     """One hidden layer of all heads: the first is merged, [N * M, H]; later ones are one matrix [M, M] a head."""
 
-    matrices: tuple[Dense | Blocks, ...]
+    matrices: tuple[Matrix, ...]
     biases: tuple[ByDtype | None, ...]
 
 
@@ -84,7 +82,7 @@ class StoredHeads:
     """The heads in the weights file. outputs: one shared matrix, one a head, or () for the target's."""
 
     layers: tuple[Layer, ...]
-    outputs: tuple[DenseRows | Blocks, ...]
+    outputs: tuple[Table, ...]
     output_biases: tuple[ByDtype | None, ...]
     token_map: Region | None
 
@@ -168,7 +166,7 @@ def graphs(drafter: Heads, own: StoredHeads, target: Stored, room: Room) -> Sequ
 
 def _graph(drafter: Heads, own: StoredHeads, target: Stored, lowering: str, dtype: str) -> DrafterGraph:
     name = f"{NAME}-{ROLE}-{lowering}"
-    site = Site(Graph(target.weights_file), dtype, target.accuracy_level)
+    site = Site(Graph(target.weights_file, target.opset), dtype, target.accuracy_level)
     top, n = drafter.top, drafter.count
     inputs = (TensorSpec("hidden", dtype, (1, 1, drafter.target.hidden_size)),)
     outputs = (TensorSpec("top_ids", "int32", (1, n, top)), TensorSpec("top_logprobs", "float32", (1, n, top)))

@@ -14,38 +14,30 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from spec_edge.models.blockwise import BlockTensor
 from spec_edge.models.checkpoint import ModelConfig
 from spec_edge.models.contract import RopeFacts, SpecError
 from spec_edge.models.family import tensor_shapes
+from spec_edge.models.plugins import known
 from spec_edge.models.safetensors_file import StoredTensor
-from spec_edge.models.schemes.int4 import VOCABULARY
-from spec_edge.models.schemes.scheme import BLOCK, Packed, Scheme, scheme
+from spec_edge.models.schemes.scheme import Packed, scheme, zeros
 from spec_edge.models.store import ALIGNMENT, Region, WeightStore
 from spec_edge.models.stored import Stored, store_model
 
 T = TypeVar("T")
-FLOATS = {"fp32": np.float32, "fp16": np.float16}
-BITS = {"int8": 8, "int4": 4}
-PLANNABLE = (*BITS, *FLOATS)
-"""Precisions whose sizes follow from shapes; those of `keep` follow from the file."""
 
 
-def zeros(shape: tuple[int, ...], dtype: Any = np.float32) -> NDArray[Any]:
-    """An array of this shape that takes no memory."""
-    return np.broadcast_to(np.zeros((), dtype), shape)
+def plannable() -> tuple[str, ...]:
+    """Precisions whose sizes follow from shapes; those of `keep` follow from the file."""
+    names = known("spec_edge.models.schemes", "SCHEME")
+    return tuple(name for name in names if scheme(name).plan is not None)
 
 
 def packed_like(name: str, precision: str, shape: tuple[int, ...]) -> Packed:
     """What `scheme(precision)` makes of a matrix of this shape, with zeros for values."""
-    if precision in FLOATS:
-        return zeros(shape, FLOATS[precision])
-    bits = 8 if name in VOCABULARY else BITS[precision]
-    rows, inputs = shape
-    if inputs % BLOCK:
-        raise SpecError(f"{name} has {inputs} inputs, no multiple of {BLOCK}: use --precision fp16")
-    blocks = (rows, inputs // BLOCK)
-    return BlockTensor(bits, BLOCK, zeros((*blocks, BLOCK), np.uint8), zeros(blocks))
+    plan = scheme(precision).plan
+    if plan is None:
+        raise SpecError(f"a plan knows {', '.join(plannable())}; the sizes of {precision} follow from the weights")
+    return plan(name, shape)
 
 
 class PlannedStore(WeightStore):
@@ -119,13 +111,7 @@ def planned_model(
 
     SpecError: a precision whose sizes do not follow from shapes, or one that does not suit them.
     """
-    if precision not in PLANNABLE:
-        raise SpecError(f"a plan knows {', '.join(PLANNABLE)}; the sizes of {precision} follow from the weights")
-    like = Scheme(
-        precision,
-        lambda w, name: packed_like(name, precision, w.shape(name)),
-        accuracy_level=scheme(precision).accuracy_level,
-    )
+    like = replace(scheme(precision), pack=lambda w, name: packed_like(name, precision, w.shape(name)))
     one = replace(config, layers=1)
     stored = store_model(one, rope, planned_weights(one), like, PlannedStore(file), table_rows, dtypes)
     groups, norms = _copied(stored.groups, config.layers), _copied(stored.norms, config.layers)

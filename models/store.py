@@ -20,18 +20,27 @@ from spec_edge.models.contract import FileFact, SpecError
 ALIGNMENT = 64
 """Every tensor starts at a multiple of this many bytes: one cache line, and the widest vector load."""
 
+INT4 = "int4"
+"""dtype of a region that holds two values a byte, the first in the low half; numpy has none."""
+
 _CHUNK = 1 << 24
 
 
 @dataclass(frozen=True)
 class Region:
-    """A tensor in the weights file: its key there, numpy dtype name, shape, first byte and length in bytes."""
+    """A tensor in the weights file: its key there, numpy dtype name (or `INT4`), shape, first byte, bytes."""
 
     key: str
     dtype: str
     shape: tuple[int, ...]
     offset: int
     length: int
+
+    def halves(self, shape: tuple[int, ...]) -> Region:
+        """The same bytes as 4-bit integers; SpecError if the sizes differ."""
+        if -(-math.prod(shape) // 2) != self.length:
+            raise SpecError(f"{self.key}: {self.length} bytes are not {list(shape)} of 4 bits; export the model again")
+        return replace(self, dtype=INT4, shape=shape)
 
     def viewed(self, shape: tuple[int, ...]) -> Region:
         """The same bytes under another shape; SpecError if the sizes differ."""

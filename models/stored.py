@@ -14,9 +14,10 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from spec_edge.models.blockwise import BlockTensor
+from spec_edge.models.blockwise import BlockTensor, ChannelTensor
 from spec_edge.models.checkpoint import ModelConfig, Weights
-from spec_edge.models.contract import RopeFacts
+from spec_edge.models.contract import RopeFacts, SpecError
+from spec_edge.models.graph import OPSET
 from spec_edge.models.schemes.scheme import Packed, Scheme
 from spec_edge.models.store import Region, WeightStore
 
@@ -65,7 +66,23 @@ class Blocks:
         return self.q.shape[0], self.q.shape[1] * self.block
 
 
-Matrix: TypeAlias = Dense | DenseRows | Blocks
+@dataclass(frozen=True)
+class Channels:
+    """w[n, k] = scale[n, k // group] * q[n, k], what DequantizeLinear reads.
+
+    q      int8 or int4: [K, N], or [V, H] where it is a table
+    scale  [N] or [V] where one group is all inputs; else [K / group, N]
+    """
+
+    group: int
+    table: bool
+    q: Region
+    scale: ByDtype
+
+
+Matrix: TypeAlias = Dense | DenseRows | Blocks | Channels
+Table: TypeAlias = DenseRows | Blocks | Channels
+"""A vocabulary matrix."""
 
 
 @dataclass(frozen=True)
@@ -93,16 +110,18 @@ class Stored:
             each where their packed forms differ
     norms   by tensor name
     cos, sin  float tables [rows, D / 2] of the fused lowering
+    opset   of the graphs (`Scheme.opset`)
     """
 
     weights_file: str
     accuracy_level: int
-    embedding: DenseRows | Blocks
-    head: DenseRows | Blocks
+    embedding: Table
+    head: Table
     groups: Mapping[str, tuple[Linear, ...]]
     norms: Mapping[str, Norm]
     cos: ByDtype
     sin: ByDtype
+    opset: int = OPSET
 
 
 @dataclass(frozen=True)
@@ -117,15 +136,22 @@ class Writer:
         return {d: self.store.add(f"{key}:{d}", array.astype(d)) for d in self.dtypes}
 
 
-def put_matrix(packed: Packed, out: Writer, key: str) -> Dense | Blocks:
+def put_matrix(packed: Packed, out: Writer, key: str) -> Dense | Blocks | Channels:
     """Store a projection [N, K]."""
+    if isinstance(packed, ChannelTensor):
+        return _put_channels(packed, out, key)
     if not isinstance(packed, BlockTensor):
         return Dense(out.store.add(f"{key}:in_out", np.ascontiguousarray(packed.T)))
     return _put_blocks(packed, out, key, None)
 
 
-def put_table(packed: Packed, out: Writer, key: str, gathered: bool) -> DenseRows | Blocks:
+def put_table(packed: Packed, out: Writer, key: str, gathered: bool) -> Table:
     """Store a vocabulary matrix [V, H] to multiply with and, where `gathered`, to read rows of."""
+    if isinstance(packed, ChannelTensor):
+        if packed.bits != 8 or packed.scale.shape[1] != 1:
+            raise SpecError(f"{key}: a table has 8 bits and one scale per row; report this as a bug of spec-export")
+        where = out.store.add(f"{key}:q8c", packed.q)
+        return Channels(packed.group, True, where, out.small(f"{key}:scale", packed.scale[:, 0]))
     if not isinstance(packed, BlockTensor):
         return DenseRows(out.store.add(key, packed))
     rows = None if packed.offset is None or not gathered else out.small(f"{key}:offset_rows", packed.offset)
@@ -140,10 +166,25 @@ def _put_blocks(packed: BlockTensor, out: Writer, key: str, offset_rows: ByDtype
     return Blocks(packed.bits, packed.block, where, scale, offset, offset_rows)
 
 
+def _put_channels(packed: ChannelTensor, out: Writer, key: str) -> Channels:
+    q = np.ascontiguousarray(packed.q.T)
+    if packed.bits == 8:
+        where = out.store.add(f"{key}:q8c", q)
+    else:
+        pairs = q.reshape(-1).view(np.uint8) & 15
+        where = out.store.add(f"{key}:q4c", pairs[0::2] | pairs[1::2] << 4).halves(q.shape)
+    scale = packed.scale[:, 0] if packed.scale.shape[1] == 1 else np.ascontiguousarray(packed.scale.T)
+    return Channels(packed.group, False, where, out.small(f"{key}:scale", scale))
+
+
 def merged(parts: Sequence[Packed]) -> Packed | None:
     """The matrices stacked along their outputs, or None where their packed forms differ."""
     if len({_kind(p) for p in parts}) != 1:
         return None
+    scaled = [p for p in parts if isinstance(p, ChannelTensor)]
+    if scaled:
+        q, scale = np.concatenate([p.q for p in scaled]), np.concatenate([p.scale for p in scaled])
+        return ChannelTensor(scaled[0].bits, q, scale)
     blocks = [p for p in parts if isinstance(p, BlockTensor)]
     if not blocks:
         return np.concatenate([p for p in parts if isinstance(p, np.ndarray)])
@@ -160,6 +201,8 @@ def merged(parts: Sequence[Packed]) -> Packed | None:
 def _kind(packed: Packed) -> tuple[object, ...]:
     if isinstance(packed, BlockTensor):
         return packed.bits, packed.block, packed.offset is None
+    if isinstance(packed, ChannelTensor):
+        return "channels", packed.bits, packed.scale.shape[1]
     return (packed.dtype.name,)
 
 
@@ -190,7 +233,7 @@ def store_model(
         for name in _norms(config)
     }
     cos, sin = rotary_tables(rope, table_rows, out)
-    return Stored(store.path.name, scheme.accuracy_level, embedding, head, groups, norms, cos, sin)
+    return Stored(store.path.name, scheme.accuracy_level, embedding, head, groups, norms, cos, sin, scheme.opset)
 
 
 def rotary_tables(rope: RopeFacts, rows: int, out: Writer, prefix: str = "") -> tuple[ByDtype, ByDtype]:

@@ -1,24 +1,28 @@
 """portable: plain opset-17 operators; cos, sin and masks are inputs, and only the S new K/V rows come out.
 
-Operators: Add Concat Div MatMul Mul Neg Pow ReduceMean Reshape Softmax Split Sqrt Transpose, and in any-width graphs
-Shape of the two masks, once (where Split divides past from new).
+Operators: Add Concat Div MatMul Mul Pow ReduceMean Reshape Softmax Split Sqrt Squeeze Transpose Unsqueeze, and Flatten
+of the mask in any-width graphs.
 
 Heads are split and joined, never transposed: Reshape + Transpose of [1, S, KVH, D] aborts Meteor Lake's compiler. The
-G = heads / kv_heads query heads of a K/V head lie one after the other along the rows, so that K and V are not expanded:
+G = heads / kv_heads query heads of a K/V head lie side by side in q's columns, so that its rows are (token, head):
 
-    q [S, H D] -> Split H -> Concat rows [H S, D] -> Reshape [1, KVH, G S, D] -> rotate -> q
-    q K_new^T + bias, q K_past^T + bias -> Concat -> Softmax -> Split -> with V_new, with V_past -> Add [1, KVH, G S, D]
-      -> Reshape [H S, D] -> Split H -> Concat columns [S, H D]
+    q [S, H D] -> Split KVH -> Reshape [S G, D] each -> Concat rows with k's, v's apart
+    q, k: x cos + (x R) sin, where R [D, D] swaps the halves and negates one: a product, since copies cost more there
+    q [K_new, 0, K_past]^T + bias -> Softmax -> times [V_new, 0, V_past] -> [1, KVH, S G, D]
+      -> Reshape [KVH S, G D] -> Split KVH -> Concat columns [S, H D]
 
-New columns come before past ones: the other way round, Lunar and Panther Lake's compiler fails at S = 1 (it takes the
-past half for a whole attention and finds P + 1 columns against P keys).
+New rows are filled up with zeros, which the mask hides, to a multiple of 16: Intel's NPUs compute in columns of 16 and
+copy what is not (docs/npu-estimates.md). They come before past ones: the other way round, Lunar and Panther Lake's
+compiler fails at S = 1 (it takes the past half for a whole attention and finds P + 1 columns against P keys).
 
-Cosine, sine and masks are tiled G times once per graph; the tiled cosine and sine of q carry the 1 / sqrt(D).
+Mask, cosine and sine are spread over rows once per graph; those of q carry the 1 / sqrt(D).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+import numpy as np
 
 from spec_edge.models.contract import Dim, TensorSpec
 from spec_edge.models.lowerings.lowering import Build, Lowering
@@ -26,6 +30,13 @@ from spec_edge.models.stored import Norm
 
 LEAST_EPS = {"float32": 0.0, "float16": 6e-8}
 """Smallest positive number of each dtype that an addition sees: a row of zeros must not divide by zero."""
+
+
+COLUMNS = 16
+"""Keys that Intel's NPUs compute at a time."""
+
+MASKED = -1e4
+"""What hides a column; finite, and inside float16's range."""
 
 
 def _slots(build: Build) -> Dim:
@@ -66,7 +77,7 @@ def norm(build: Build, x: str, weight: Norm, path: str) -> str:
         x = graph.op("Mul", (x, graph.constant(1 / factor, dtype)), f"{path}/shrink/Mul")
     eps = graph.constant(max(build.config.norm_eps / factor**2, LEAST_EPS[dtype]), dtype)
     square = graph.op("Pow", (x, graph.constant(2, dtype)), f"{path}/Pow")
-    mean = graph.op("ReduceMean", (square,), f"{path}/ReduceMean", {"axes": [-1], "keepdims": 1})
+    mean = graph.mean(square, f"{path}/ReduceMean")
     biased = graph.op("Add", (mean, eps), f"{path}/Add")
     root = graph.op("Sqrt", (biased,), f"{path}/Sqrt")
     unit = graph.op("Div", (x, root), f"{path}/Div")
@@ -82,108 +93,141 @@ def add_norm(build: Build, x: str, y: str, weight: Norm, path: str) -> tuple[str
 def attend(build: Build, projections: tuple[str, ...], layer: int) -> str:
     """Attention over the P past and the S new keys, under their two masks."""
     graph, path = build.site.graph, f"/layers.{layer}/attn"
-    q_heads, k_heads, v_heads = _heads(build, projections, path)
-    q = _rotate(build, _stack(build, q_heads, f"{path}/q"), _query_tables(build), f"{path}/q/rope")
-    k = _rotate(build, _stack(build, k_heads, f"{path}/k"), ("cos", _signed_sin(build)), f"{path}/k/rope")
-    v = _stack(build, v_heads, f"{path}/v")
+    qk, v = _stacked(build, projections, path)
+    q, k = _query_and_keys(build, _rotated(build, qk, path), path)
+    q, k, v = (_by_head(build, x) for x in (q, k, v))
     graph.rename({k: f"new_key.{layer}", v: f"new_value.{layer}"})
-    context = _weighted(build, q, (k, f"past_key.{layer}"), (v, f"past_value.{layer}"), path)
-    rows = graph.op("Reshape", (context, build.site.ints(-1, build.config.head_dim)), f"{path}/context/Reshape")
-    return graph.concat(graph.split(rows, build.config.heads, 0, f"{path}/context/Split"), -1, f"{path}/context/Concat")
+    keys = _columns(build, k, f"past_key.{layer}", f"{path}/keys")
+    transposed = graph.op("Transpose", (keys,), f"{path}/keys/Transpose", {"perm": [0, 1, 3, 2]})
+    scores = graph.op("MatMul", (q, transposed), f"{path}/scores/MatMul")
+    masked = graph.op("Add", (scores, _mask(build)), f"{path}/scores/Add")
+    weights = graph.op("Softmax", (masked,), f"{path}/Softmax", {"axis": -1})
+    values = _columns(build, v, f"past_value.{layer}", f"{path}/values")
+    context = graph.op("MatMul", (weights, values), f"{path}/context/MatMul")
+    return _joined(build, context, path)
 
 
-def _weighted(build: Build, q: str, keys: tuple[str, str], values: tuple[str, str], path: str) -> str:
-    """softmax(q keys^T + masks) values, new and past apart: [1, KVH, G S, D]. keys and values: (new, past)."""
-    graph = build.site.graph
-    scores = [_scores(build, q, k, mask, path) for k, mask in zip(keys, ("bias_new", "bias_past"), strict=True)]
-    weights = graph.op("Softmax", (graph.concat(scores, -1, f"{path}/scores/Concat"),), f"{path}/Softmax", {"axis": -1})
-    pieces = (f"{path}/weights/new", f"{path}/weights/past")
-    graph.ops("Split", (weights, _new_and_past(build)), f"{path}/weights/Split", pieces, {"axis": -1})
-    new = graph.op("MatMul", (pieces[0], values[0]), f"{path}/context_new/MatMul")
-    past = graph.op("MatMul", (pieces[1], values[1]), f"{path}/context_past/MatMul")
-    return graph.op("Add", (new, past), f"{path}/context/Add")
+def _query_and_keys(build: Build, rows: str, path: str) -> tuple[str, str]:
+    """q's rows and k's. Where S is not known, counted in heads."""
+    graph, config, width = build.site.graph, build.config, build.form.width
+    q, k = f"{path}/q", f"{path}/k"
+    if width is None:
+        heads = build.site.ints(config.heads + config.kv_heads, -1, config.head_dim)
+        rows = graph.op("Reshape", (rows, heads), f"{path}/rope/Reshape")
+    sizes = build.site.ints(config.heads * (width or 1), config.kv_heads * (width or 1))
+    graph.ops("Split", (rows, sizes), f"{path}/rope/Split", (q, k), {"axis": 0})
+    return q, k
 
 
-def _heads(build: Build, projections: tuple[str, ...], path: str) -> tuple[Sequence[str], Sequence[str], Sequence[str]]:
-    """The [S, D] pieces of q, k and v."""
-    graph, h, kvh = build.site.graph, build.config.heads, build.config.kv_heads
-    if len(projections) == 3:
-        q, k, v = projections
-        return (
-            graph.split(q, h, -1, f"{path}/q/Split"),
-            graph.split(k, kvh, -1, f"{path}/k/Split"),
-            graph.split(v, kvh, -1, f"{path}/v/Split"),
-        )
-    pieces = graph.split(projections[0], h + 2 * kvh, -1, f"{path}/qkv/Split")
-    return pieces[:h], pieces[h : h + kvh], pieces[h + kvh :]
+def _by_head(build: Build, x: str) -> str:
+    """Rows of K/V heads one after another -> [1, KVH, rows, D]."""
+    shape = build.site.ints(1, build.config.kv_heads, -1, build.config.head_dim)
+    return build.site.graph.op("Reshape", (x, shape), f"{x}/Reshape")
 
 
-def _stack(build: Build, pieces: Sequence[str], path: str) -> str:
-    """Pieces [S, D] of n heads -> [1, KVH, n / KVH * S, D]."""
+def _stacked(build: Build, projections: tuple[str, ...], path: str) -> tuple[str, str]:
+    """(q and k [(H + KVH) S, D], v [KVH S, D]): rows by K/V head, then token, then q's head."""
     graph, config = build.site.graph, build.config
-    rows = graph.concat(pieces, 0, f"{path}/Concat")
-    return graph.op("Reshape", (rows, build.site.ints(1, config.kv_heads, -1, config.head_dim)), f"{path}/Reshape")
+    rows = build.site.ints(-1, config.head_dim)
+    if build.form.width == 1:  # heads lie in this order already
+        parts = [graph.op("Reshape", (x, rows), f"{x}/heads") for x in projections]
+        if len(parts) == 1:
+            qk, v = f"{path}/q_k", f"{path}/v"
+            sizes = build.site.ints(config.heads + config.kv_heads, config.kv_heads)
+            graph.ops("Split", (parts[0], sizes), f"{path}/heads/Split", (qk, v), {"axis": 0})
+            return qk, v
+        return graph.concat(parts[:2], 0, f"{path}/q_k"), parts[2]
+    queries, keys, values = _pieces(build, projections, path)
+    stacked = [graph.op("Reshape", (x, rows), f"{x}/rows") for x in queries]
+    return graph.concat((*stacked, *keys), 0, f"{path}/q_k"), graph.concat(values, 0, f"{path}/v")
 
 
-def _rotate(build: Build, x: str, tables: tuple[str, str], path: str) -> str:
-    """x cos + swap(x) sin, where sin carries the minus of the first half."""
+def _pieces(build: Build, projections: tuple[str, ...], path: str) -> tuple[Sequence[str], ...]:
+    """What belongs to each K/V head: pieces [S, G D] of q, [S, D] of k and of v."""
+    graph, kvh, d = build.site.graph, build.config.kv_heads, build.config.head_dim
+    if len(projections) == 3:
+        kinds = zip("qkv", projections, strict=True)
+        return tuple(graph.split(x, kvh, -1, f"{path}/{kind}/Split") for kind, x in kinds)
+    names = [f"{path}/{kind}/{i}" for kind in "qkv" for i in range(kvh)]
+    sizes = build.site.ints(*[build.config.heads // kvh * d] * kvh, *[d] * (2 * kvh))
+    graph.ops("Split", (projections[0], sizes), f"{path}/qkv/Split", names, {"axis": -1})
+    return names[:kvh], names[kvh : 2 * kvh], names[2 * kvh :]
+
+
+def _joined(build: Build, context: str, path: str) -> str:
+    """[1, KVH, S G, D] -> [S, H D]."""
+    graph, kvh = build.site.graph, build.config.kv_heads
+    columns = build.config.heads // kvh * build.config.head_dim
+    if build.form.width == 1:
+        return graph.op("Reshape", (context, build.site.ints(1, kvh * columns)), f"{path}/context/Reshape")
+    rows = graph.op("Reshape", (context, build.site.ints(-1, columns)), f"{path}/context/Reshape")
+    return graph.concat(graph.split(rows, kvh, 0, f"{path}/context/Split"), -1, f"{path}/context/Concat")
+
+
+def _rotated(build: Build, x: str, path: str) -> str:
+    """x cos + (x R) sin for the rows of q and k."""
     graph = build.site.graph
-    low, high = graph.split(x, 2, -1, f"{path}/Split")
-    swapped = graph.concat((high, low), -1, f"{path}/Concat")
-    straight = graph.op("Mul", (x, tables[0]), f"{path}/cos/Mul")
-    crossed = graph.op("Mul", (swapped, tables[1]), f"{path}/sin/Mul")
-    return graph.op("Add", (straight, crossed), f"{path}/Add")
+    half = np.eye(build.config.head_dim // 2)
+    swap = graph.constant(np.block([[0 * half, half], [-half, 0 * half]]), build.site.dtype)
+    swapped = graph.op("MatMul", (x, swap), f"{path}/rope/swap/MatMul")
+    straight = graph.op("Mul", (x, _table(build, "cos")), f"{path}/rope/cos/Mul")
+    crossed = graph.op("Mul", (swapped, _table(build, "sin")), f"{path}/rope/sin/Mul")
+    return graph.op("Add", (straight, crossed), f"{path}/rope/Add")
 
 
-def _signed_sin(build: Build) -> str:
-    """sin with its first half negated: [1, 1, S, D]."""
-    graph = build.site.graph
+def _table(build: Build, name: str) -> str:
+    """cos or sin for the rows of q and k, q's times 1 / sqrt(D): [(H + KVH) S, D]."""
+    graph, config, path = build.site.graph, build.config, f"/rope/{name}"
 
     def make() -> str:
-        low, high = graph.split("sin", 2, -1, "/rope/Split")
-        return graph.concat((graph.op("Neg", (low,), "/rope/Neg"), high), -1, "/rope/Concat")
+        scale = graph.constant(config.head_dim**-0.5, build.site.dtype)
+        rows = graph.op("Reshape", (name, build.site.ints(-1, config.head_dim)), f"{path}/Reshape")
+        scaled = graph.op("Mul", (rows, scale), f"{path}/Mul")
+        queries = _spread(build, scaled, config.head_dim, f"{path}/spread")
+        return graph.concat([queries] * config.kv_heads + [rows] * config.kv_heads, 0, f"{path}/Concat")
 
-    return graph.once(("signed sin",), make)
-
-
-def _query_tables(build: Build) -> tuple[str, str]:
-    """cos and signed sin for the stacked query rows, times 1 / sqrt(D): [1, 1, G S, D]."""
-    graph = build.site.graph
-    scale = graph.constant(build.config.head_dim**-0.5, build.site.dtype)
-
-    def scaled(table: str, path: str) -> str:
-        return graph.once(("query", table), lambda: graph.op("Mul", (_tiled(build, table, path), scale), f"{path}/Mul"))
-
-    return scaled("cos", "/rope/query_cos"), scaled(_signed_sin(build), "/rope/query_sin")
+    return graph.once(("table", name), make)
 
 
-def _tiled(build: Build, x: str, path: str) -> str:
-    """x once for each of the G query heads of a K/V head, along the rows."""
-    copies = build.config.heads // build.config.kv_heads
-    return build.site.graph.once(("tiled", x), lambda: build.site.graph.concat([x] * copies, 2, f"{path}/Concat"))
+def _spread(build: Build, x: str, columns: Dim, path: str) -> str:
+    """Rows [S, columns], each once for each of the G query heads of a K/V head: [S G, columns]."""
+    graph, copies = build.site.graph, build.config.heads // build.config.kv_heads
+    if copies == 1:
+        return x
+    column = graph.op("Unsqueeze", (x, build.site.ints(1)), f"{path}/Unsqueeze")
+    copied = graph.concat([column] * copies, 1, f"{path}/Concat")
+    if isinstance(columns, int):
+        return graph.op("Reshape", (copied, build.site.ints(-1, columns)), f"{path}/Reshape")
+    return graph.op("Flatten", (copied,), f"{path}/Flatten", {"axis": 2})
 
 
-def _scores(build: Build, q: str, keys: str, mask: str, path: str) -> str:
-    """q keys^T + mask: [1, KVH, G S, columns]."""
-    graph = build.site.graph
-    path = f"{path}/{mask.replace('bias', 'scores')}"
-    transposed = graph.op("Transpose", (keys,), f"{path}/Transpose", {"perm": [0, 1, 3, 2]})
-    scores = graph.op("MatMul", (q, transposed), f"{path}/MatMul")
-    return graph.op("Add", (scores, _tiled(build, mask, f"/mask/{mask}")), f"{path}/Add")
+def _filled(build: Build) -> int:
+    """Rows of zeros beside the S new ones; none where S or P is not known."""
+    known = build.form.width is not None and build.form.past is not None
+    return -(build.form.width or 0) % COLUMNS if known else 0
 
 
-def _new_and_past(build: Build) -> str:
-    """int64 [S, P]: how Softmax's columns divide."""
-    past, width = build.form.past, build.form.width
-    if past is not None and width is not None:
-        return build.site.ints(width, past)
-    graph = build.site.graph
+def _mask(build: Build) -> str:
+    """Both masks for the rows of a K/V head: [S G, columns]."""
+    graph, form, filled = build.site.graph, build.form, _filled(build)
 
     def make() -> str:
-        sizes = [graph.op("Shape", (x,), f"/mask/{x}/Shape", {"start": 3}) for x in ("bias_new", "bias_past")]
-        return graph.concat(sizes, 0, "/mask/columns/Concat")
+        parts = [graph.op("Squeeze", (x, build.site.ints(0, 1)), f"/mask/{x}") for x in ("bias_new", "bias_past")]
+        if filled:
+            hidden = np.full((form.width or 0, filled), MASKED)
+            parts.insert(1, graph.constant(hidden, build.site.dtype))
+        columns = "C" if form.width is None or form.past is None else form.width + filled + form.past
+        return _spread(build, graph.concat(parts, -1, "/mask/Concat"), columns, "/mask/spread")
 
-    return graph.once(("columns",), make)
+    return graph.once(("mask",), make)
+
+
+def _columns(build: Build, new: str, past: str, path: str) -> str:
+    """New rows, zeros, past rows: [1, KVH, S + filled + P, D]."""
+    graph, filled = build.site.graph, _filled(build)
+    zeros = np.zeros((1, build.config.kv_heads, filled, build.config.head_dim))
+    between = (graph.constant(zeros, build.site.dtype),) if filled else ()
+    return graph.concat((new, *between, past), 2, f"{path}/Concat")
 
 
 LOWERING = Lowering(inputs, outputs, norm, add_norm, attend)

@@ -6,7 +6,7 @@ import numpy as np
 
 from spec_edge.models.checkpoint import Weights
 from spec_edge.models.contract import SpecError
-from spec_edge.models.schemes.scheme import Packed, Scheme
+from spec_edge.models.schemes.scheme import Packed, Scheme, zeros
 
 
 def pack(weights: Weights, name: str) -> Packed:
@@ -17,4 +17,10 @@ def pack(weights: Weights, name: str) -> Packed:
     return w.astype(np.float16)
 
 
-SCHEME = Scheme("fp16", pack)
+def plan(name: str, shape: tuple[int, ...]) -> Packed:
+    """The same of a shape."""
+    del name
+    return zeros(shape, np.float16)
+
+
+SCHEME = Scheme("fp16", pack, plan=plan)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from spec_edge.models.checkpoint import Weights
-from spec_edge.models.schemes.scheme import Packed, Scheme
+from spec_edge.models.schemes.scheme import Packed, Scheme, zeros
 
 
 def pack(weights: Weights, name: str) -> Packed:
@@ -11,4 +13,10 @@ def pack(weights: Weights, name: str) -> Packed:
     return weights.dense(name)
 
 
-SCHEME = Scheme("fp32", pack)
+def plan(name: str, shape: tuple[int, ...]) -> Packed:
+    """The same of a shape."""
+    del name
+    return zeros(shape, np.float32)
+
+
+SCHEME = Scheme("fp32", pack, plan=plan)

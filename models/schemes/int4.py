@@ -1,8 +1,4 @@
-"""int4: symmetric, blocks of 32 along the inputs; embedding and lm_head stay int8.
-
-The vocabulary matrices are read row by row or carry every logit's error, and 4 bits of them cost more quality than
-the bytes are worth.
-"""
+"""int4: symmetric, blocks of 32 along the inputs; embedding and lm_head stay int8."""
 
 from __future__ import annotations
 
@@ -11,9 +7,7 @@ from numpy.typing import NDArray
 
 from spec_edge.models.checkpoint import Weights
 from spec_edge.models.schemes import int8
-from spec_edge.models.schemes.scheme import Packed, Scheme, blocks_of, grid, rounded
-
-VOCABULARY = ("model.embed_tokens.weight", "lm_head.weight")
+from spec_edge.models.schemes.scheme import VOCABULARY, Packed, Scheme, blocks_of, grid, planned_blocks, rounded
 
 STEPS_AT_EXTREME = (8.0, 7.5, 7.0, 6.5)
 """Where a trial puts the block's extreme weight: at -8 it is exact, below it the other weights get a finer grid."""
@@ -44,4 +38,9 @@ def pack(weights: Weights, name: str) -> Packed:
     return rounded(blocks_of(weights.dense(name), name), 4, least_squares)
 
 
-SCHEME = Scheme("int4", pack)
+def plan(name: str, shape: tuple[int, ...]) -> Packed:
+    """The same of a shape."""
+    return planned_blocks(name, shape, 8 if name in VOCABULARY else 4)
+
+
+SCHEME = Scheme("int4", pack, plan=plan)

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spec_edge.models.checkpoint import Weights
-from spec_edge.models.schemes.scheme import Packed, Scheme, blocks_of, rounded
+from spec_edge.models.schemes.scheme import Packed, Scheme, blocks_of, planned_blocks, rounded
 
 
 def absmax(w: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -20,4 +20,4 @@ def pack(weights: Weights, name: str) -> Packed:
     return rounded(blocks_of(weights.dense(name), name), 8, absmax)
 
 
-SCHEME = Scheme("int8", pack)
+SCHEME = Scheme("int8", pack, plan=lambda name, shape: planned_blocks(name, shape, 8))

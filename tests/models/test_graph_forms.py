@@ -25,7 +25,7 @@ from spec_edge.targets.target import target
 GOLDENS = Path(__file__).parent / "goldens"
 TABLE = 192
 PORTABLE = (
-    *("Add", "Concat", "Div", "Gather", "Gemm", "MatMul", "Mul", "Neg", "Pow", "ReduceMean", "Reshape", "Sigmoid"),
+    *("Add", "Concat", "Div", "Gather", "Gemm", "MatMul", "Mul", "Pow", "ReduceMean", "Reshape", "Sigmoid"),
     *("Softmax", "Split", "Sqrt", "Squeeze", "Transpose", "Unsqueeze"),
 )
 FORMS = [
@@ -83,7 +83,8 @@ def test_the_model_says_what_the_signature_says(lab: Any, tmp_path: Path, form: 
         onnx.save(proto, tmp_path / "graph.onnx")
         onnx.checker.check_model(tmp_path / "graph.onnx", full_check=True)
     inline = [t for t in proto.graph.initializer if t.data_location != onnx.TensorProto.EXTERNAL]
-    assert sum(t.ByteSize() for t in inline) < 4096
+    swap, zeros = 4 * 32 * 32, 4 * 2 * 15 * 32
+    assert sum(t.ByteSize() for t in inline) < 4096 + swap + zeros
     spec = signature.spec("target", FileFact("a.onnx", 1, "0"))
     assert (spec.name, spec.width, spec.past, spec.inputs) == (form.name, form.width, form.past, signature.inputs)
 
@@ -106,7 +107,7 @@ def test_an_activation_type_that_was_not_stored_is_refused(lab: Any, tmp_path: P
 def test_a_wider_graph_is_no_larger(lab: Any, tmp_path: Path, lowering: str) -> None:
     """A width is numbers in the same nodes: graphs cost the same to make, whatever their width and past."""
     tiny, where = stored(lab, "llama-gqa-tied", "fp32", tmp_path)
-    protos = [build(tiny.config, where, Form("verify", lowering, w, p, TABLE))[0] for w, p in ((2, 64), (16, 512))]
+    protos = [build(tiny.config, where, Form("verify", lowering, w, p, TABLE))[0] for w, p in ((16, 64), (48, 512))]
     assert len({len(proto.graph.node) for proto in protos}) == 1
     assert abs(protos[1].ByteSize() - protos[0].ByteSize()) < 1024
 
