@@ -1,7 +1,7 @@
 """Meteor Lake (NPU 3720; Arrow Lake has the same).
 
-The compiler's own estimate for SmolLM2 in fp16 at P = 1152: 11.0 ms at width 1, 14.6 at 8, 17.7 at 16. So the widest
-graph is 8 rows: twice the rows cost another fifth of a step.
+The compiler's own estimate for SmolLM2 in fp16 at P = 1152: 11.2 ms at width 1, 14.3 at 8, 17.1 at 16 (docs/targets.md).
+So the widest graph is 8 rows: twice the rows cost another fifth of a step.
 """
 
 from __future__ import annotations

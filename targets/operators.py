@@ -30,15 +30,6 @@ AMD_BF16 = names(
 )
 """Column BF16 of "Supported Operators" in AMD's documentation of Ryzen AI 1.8.0 (ops_support.rst, 23 July 2026)."""
 
-AMD_A16W8 = names(
-    "Add AveragePool BatchNormalization Clip Concat Constant ConstantOfShape Conv ConvTranspose Cos DepthToSpace "
-    "DequantizeLinear Div Elu Exp Expand Flatten GatherElements Gelu Gemm GlobalAveragePool GlobalMaxPool "
-    "GroupNormalization Identity InstanceNormalization LeakyRelu MatMul Max MaxPool Min Mul Pad QLinearConv "
-    "QuantizeLinear Reciprocal ReduceMax Relu Reshape Shape Sigmoid Sin Slice Softmax Split Sqrt Squeeze Sub Tanh TopK "
-    "Transpose Unsqueeze Upsample Where"
-)
-"""Column A16W8 of the same table."""
-
 
 def operators(onnx: frozenset[str], contrib: frozenset[str] = frozenset()) -> Operators:
     """An allow-list of ONNX's own domain and ONNX Runtime's."""

@@ -1,7 +1,6 @@
-"""elementary: operators in terms of simpler ones, for AMD's operator table of Ryzen AI.
+"""elementary: Softmax, LogSoftmax and TopK in simpler operators, which column BF16 of AMD's operator table lacks.
 
-Its column BF16 lacks Softmax, LogSoftmax and TopK; A16W8 lacks Cast, Gather, Log, Neg, Pow, ReduceMean and ReduceSum.
-Of the latter, Cast and Log have no recipe: drafters' graphs need them, the target's do not.
+Of opset 17: from 18 on ReduceMax reads its axes as an input.
 """
 
 from __future__ import annotations
@@ -69,56 +68,4 @@ def top_k(new: Respelled) -> None:
         new.op("Concat", parts, f"{'values' if parts is values else 'indices'}/Concat", output, axis=-1)
 
 
-def negative(new: Respelled) -> None:
-    """x times -1."""
-    x = new.node.input[0]
-    dtype = new.model.dtype(x)
-    new.op("Mul", [x, new.constant(-1, dtype, f"minus {dtype.name}")], "Mul", new.node.output[0])
-
-
-def power(new: Respelled) -> None:
-    """x x, the only power in our graphs."""
-    exponent = new.model.value(new.node.input[1])
-    if exponent is None or exponent.reshape(-1).tolist() != [2]:
-        raise SpecError(f"{new.node.name}: no spelling of this power; report this as a bug")
-    new.op("Mul", [new.node.input[0], new.node.input[0]], "Mul", new.node.output[0])
-
-
-def reduce_mean(new: Respelled) -> None:
-    """The product with a column of 1 / n."""
-    x = new.node.input[0]
-    axes = next(tuple(a.ints) for a in new.node.attribute if a.name == "axes")
-    size, dtype = new.model.shape(x)[-1], new.model.dtype(x)
-    if axes != (-1,):
-        raise SpecError(f"{new.node.name}: no spelling of a mean along axes {list(axes)}; report this as a bug")
-    column = new.constant(np.full((size, 1), 1 / size), dtype, f"mean{size} {dtype.name}")
-    new.op("MatMul", [x, column], "MatMul", new.node.output[0])
-
-
-def gather(new: Respelled) -> None:
-    """One constant row as a slice; rows of a table by ids as elements."""
-    table, index = new.node.input
-    axis = next((a.i for a in new.node.attribute if a.name == "axis"), 0)
-    rows = new.model.value(index)
-    if axis != 0:
-        raise SpecError(f"{new.node.name}: no spelling of Gather along axis {axis}; report this as a bug")
-    if rows is not None and rows.shape == (1,):
-        first = int(rows[0])
-        bounds = [new.constant([v], np.int64, f"at{v}") for v in (first, first + 1, 0)]
-        new.op("Slice", [table, *bounds], "Slice", new.node.output[0])
-        return
-    count, width = new.model.shape(index)[0], new.model.shape(table)[1]
-    column = new.op("Unsqueeze", [index, new.constant([1], np.int64, "at1")], "Unsqueeze")
-    whole = new.op("Expand", [column, new.constant([count, width], np.int64, f"{count}x{width}")], "Expand")
-    new.op("GatherElements", [table, whole], "GatherElements", new.node.output[0], axis=0)
-
-
-RECIPES: dict[str, Recipe] = {
-    "Gather": gather,
-    "LogSoftmax": log_softmax,
-    "Neg": negative,
-    "Pow": power,
-    "ReduceMean": reduce_mean,
-    "Softmax": softmax,
-    "TopK": top_k,
-}
+RECIPES: dict[str, Recipe] = {"LogSoftmax": log_softmax, "Softmax": softmax, "TopK": top_k}
