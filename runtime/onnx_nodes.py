@@ -36,6 +36,11 @@ class Node:
     outputs: tuple[str, ...]
     numbers: Mapping[str, int] = field(default_factory=dict)
 
+    @property
+    def key(self) -> str:
+        """Its name, or that of its first output where it has none."""
+        return self.name or next(iter(self.outputs), "")
+
 
 @dataclass(frozen=True)
 class Nodes:
@@ -61,7 +66,7 @@ def nodes_of(data: bytes) -> Nodes:
 
 
 def operations(graph: GraphSpec, found: Nodes) -> dict[str, int]:
-    """Estimated floating-point operations of one run by node name; where the width is symbolic, of a run of one row."""
+    """Estimated floating-point operations of one run by node (`Node.key`); where the width is symbolic, of a run of one row."""
     sizes = dict(found.constants)
     for node in found.nodes:
         if node.kind in KEEPING and node.inputs[:1] and node.inputs[0] in sizes:
@@ -71,8 +76,8 @@ def operations(graph: GraphSpec, found: Nodes) -> dict[str, int]:
     cost: dict[str, int] = {}
     for node in found.nodes:
         elements = _elements(node, sizes)
-        rows = _rows(graph, "logits") if node.name in last else width
-        cost[node.name] = 2 * rows * elements
+        rows = _rows(graph, "logits") if node.key in last else width
+        cost[node.key] = 2 * rows * elements
     return cost
 
 
@@ -87,12 +92,12 @@ def _elements(node: Node, sizes: Mapping[str, int]) -> int:
 
 
 def _makes(nodes: Sequence[Node], output: str) -> frozenset[str]:
-    """Names of the nodes from the last matrix to this output: they run on its rows, which may be fewer."""
+    """Keys of the nodes from the last matrix to this output: they run on its rows, which may be fewer."""
     source = {name: node for node in nodes for name in node.outputs}
     names: set[str] = set()
     node = source.get(output)
-    while node is not None and node.name not in names:
-        names.add(node.name)
+    while node is not None and node.key not in names:
+        names.add(node.key)
         node = None if node.kind in MATRICES or not node.inputs else source.get(node.inputs[0])
     return frozenset(names)
 

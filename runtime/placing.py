@@ -97,7 +97,8 @@ class Placer:
         if _reference_only(chain):
             return ways[0].open()
         made = Chain(ways, self._say, "" if network == TARGET else f"{network} model")
-        sizes = [size for step in chain if (size := _sizes(step)) is not None]
+        left = chain[-len(made.left) :]  # what was skipped limits nothing
+        sizes = [size for step in left if (size := _sizes(step)) is not None]
         return FailoverSession(made, min(c for c, _ in sizes), min(w for _, w in sizes))
 
     def network(self, name: str, bundle: Bundle) -> Network:

@@ -66,7 +66,8 @@ class Chain(Generic[T]):
         self._what = f"{what}: " if what else ""
         self._at, self._again, self._closed = 0, True, False
         self._reasons: list[str] = []
-        self._held: T | None = self._open()
+        self._held: T | None = None
+        self._held = self._open()
 
     @property
     def now(self) -> T:
@@ -74,6 +75,9 @@ class Chain(Generic[T]):
             return self._held
         if self._closed:
             raise SpecError(f"{self._what}this session is closed")
+        if self.left:  # an interruption has ended the last step down
+            self._held = self._open()
+            return self._held
         none = "no provider is left: " if len(self._candidates) > 1 else ""
         raise NoProviderLeft(
             f"{self._what}{none}{'; '.join(self._reasons)}; 'spec-edge doctor' says what there is here"
@@ -89,9 +93,14 @@ class Chain(Generic[T]):
         return self.candidate.name
 
     @property
+    def left(self) -> tuple[Candidate[T], ...]:
+        """From the one that runs on."""
+        return self._candidates[self._at :]
+
+    @property
     def last(self) -> bool:
         """Whether there is nothing behind this one."""
-        return self._at >= len(self._candidates) - 1
+        return len(self.left) <= 1
 
     def rearm(self) -> None:
         """A new text: a lost device may be opened again once more."""
@@ -122,8 +131,9 @@ class Chain(Generic[T]):
         """The network opened again, or on the next provider."""
         failed = self.candidate
         what = f"{failed.name} failed{'' if at is None else f' at token {at}'} ({reason})"
-        with suppress(Exception):  # it is broken: how it ends is no news
-            self.now.close()
+        broken, self._held = self.now, None
+        with suppress(Exception):  # how it ends is no news
+            broken.close()
         self._reasons.append(what)
         again = self._again and LOST.search(reason) is not None
         self._again = self._again and not again
@@ -144,7 +154,6 @@ class Chain(Generic[T]):
             if (found := self._opened()) is not None:
                 return found
             self._at += 1
-        self._held = None
         return self.now
 
     def _opened(self) -> T | None:

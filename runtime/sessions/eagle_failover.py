@@ -73,7 +73,14 @@ class FailoverRows:
         self.chain.close()
 
     def _run(self, call: Callable[[Rows], R]) -> R:
-        return self.chain.run(self.length, lambda model: call(model.rows), self._restore)
+        return self.chain.run(self.length, lambda model: call(self._synced(model)), self._restore)
+
+    def _synced(self, model: EagleModel) -> Rows:
+        """With all rows, also where an interruption has ended the last step down a chain."""
+        if model.rows.length != self.length:
+            model.rows.truncate(0)
+            self._restore(model)
+        return model.rows
 
     def _restore(self, model: EagleModel) -> None:
         if self._ids:

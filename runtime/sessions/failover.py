@@ -73,9 +73,12 @@ class FailoverSession:
         return self.chain.run(self.length, lambda session: call(self._synced(session)), self._restore)
 
     def _synced(self, session: Session) -> Session:
-        """Without rows of a call that an interruption or an error ended halfway; with what is wanted now."""
+        """With the committed rows and no others, whatever an interruption or an error ended halfway."""
         if session.length > self.length:
             session.truncate(self.length)
+        if session.length < self.length:
+            session.truncate(0)
+            self._restore(session)
         session.wants = self.wants
         return session
 

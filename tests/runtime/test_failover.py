@@ -258,6 +258,28 @@ def test_an_interrupted_prefill_leaves_no_rows() -> None:
     assert session.length == session.chain.now.length == len(PROMPT) + 1
 
 
+def test_an_interrupted_step_down_is_taken_again() -> None:
+    """Ctrl-C while the next provider opens: the model stays usable, and the next text is whole."""
+    opened: list[int] = []
+
+    def slow() -> Session:
+        opened.append(1)
+        if len(opened) == 1:
+            raise KeyboardInterrupt
+        return toy()
+
+    session = failover([lambda: Dying(2), slow])
+    session.prefill(PROMPT)
+    session.verify(2, EMPTY)
+    with pytest.raises(KeyboardInterrupt):
+        session.commit([0])
+    fresh = toy()
+    fresh.prefill(PROMPT)
+    assert np.array_equal(session.verify(2, EMPTY).logits, fresh.verify(2, EMPTY).logits)
+    session.commit([0])
+    assert session.length == session.chain.now.length == len(PROMPT) + 1 and len(opened) == 2
+
+
 def test_features_of_the_repeated_prefill_are_those_that_are_wanted() -> None:
     """All of the prompt's rows, on the provider that read it; what was read again is not told twice."""
     wants: list[frozenset[str]] = []

@@ -428,6 +428,41 @@ def test_a_fallback_bundle_is_another_models_text(
     assert [(step.name, step.bundle is beside) for step in chain] == [("npu0", False), ("cpu", True), ("cpu", False)]
 
 
+def test_what_was_skipped_limits_nothing(opening: Opening) -> None:
+    with opening(npu()) as llm:
+        assert (llm.session.capacity, llm.session.max_width) == (128, 8)  # the static graphs' own
+    with opening(npu(find=missing("no driver")), dataclasses.replace(cpu.PROVIDER, device="gpu")) as llm:
+        assert (llm.session.capacity, llm.session.max_width) == (128, 8)  # the CPU behind it has static graphs here
+    wide = dataclasses.replace(cpu.PROVIDER, device="gpu")
+    with opening(npu(find=missing("no driver")), wide, provider="cpu1", strict=True) as llm:
+        assert (llm.session.capacity, llm.session.max_width) == (1024, 64)
+
+
+@pytest.mark.parametrize(
+    ("options", "heads", "draft"),
+    [
+        ({}, ("auto", 1), ("auto", None)),
+        ({"provider": "cpu"}, ("cpu", 1), ("auto", None)),
+        ({"draft_provider": "npu0", "draft_threads": 2, "strict": True}, ("npu0", 2), ("npu0", 2)),
+    ],
+)
+def test_what_drafts_has_a_chain_of_its_own(
+    opening: Opening, monkeypatch: pytest.MonkeyPatch, options: Any, heads: Any, draft: Any
+) -> None:
+    made: list[placing.Wish] = []
+    placer = placing.Placer.__init__
+
+    def noting(self: placing.Placer, wish: placing.Wish, *rest: Any) -> None:
+        made.append(wish)
+        placer(self, wish, *rest)
+
+    monkeypatch.setattr(placing.Placer, "__init__", noting)
+    with opening(npu(), **options):
+        pass
+    strict = options.get("strict", False)
+    assert made[1:] == [placing.Wish(name, strict, threads) for name, threads in (heads, draft)]
+
+
 def test_sequences(opening: Opening) -> None:
     """Several texts, a device that dies in the second: each is what it would have been."""
     prompts: Sequence[str] = ("one two one two", "three", PROMPT)
