@@ -31,7 +31,7 @@ from spec_edge.runtime.placement import GraphPlacement, Place, placements
 from spec_edge.runtime.placing import AUTO, DRAFT, TARGET, Placer, Wish
 from spec_edge.runtime.policy import known_cost
 from spec_edge.runtime.pool import Pool
-from spec_edge.runtime.protocols import Drafter
+from spec_edge.runtime.protocols import Drafter, Session
 from spec_edge.runtime.resolve import DEFAULT, check_name, open_model
 from spec_edge.runtime.sampling import Sampler, Sampling
 from spec_edge.runtime.stops import TextStream
@@ -137,14 +137,25 @@ class LLM:
         notes: Notes,
         threads: int | None = None,
     ) -> None:
-        self.bundle, self.session, self.companion = bundle, placer.session(bundle), companion
+        self.bundle, self._session, self.companion = bundle, placer.session(bundle), companion
         self.text = Text(bundle)
         self._places, self._notes, self._networks = placer.places, notes, networks
         self._threads = threads or os.cpu_count() or 1
         self._costs: dict[str, CostCurve] = {}
         self._pools: dict[tuple[str | int | float | None, ...], Pool | None] = {}
         self._current: Stream | None = None
+        self._last: Engine | None = None
         self.turn = threading.RLock()
+
+    @property
+    def session(self) -> Session:
+        """The target itself. Whoever takes it may change what it holds, so the next text is read from its beginning."""
+        self._last = None
+        return self._session
+
+    @session.setter
+    def session(self, session: Session) -> None:
+        self._last, self._session = None, session
 
     @property
     def provider(self) -> str:
@@ -169,9 +180,12 @@ class LLM:
         text = TextStream(self.text.decode, request.stops(options))
         ids = self._encode(prompt, options.chat)
         with self.turn:
-            pool = self._pool(options)
+            pool, before = self._pool(options), self._last
             engine = self.engine(options, pool)
-            self._current = Stream(self._owner(pool), engine, ids, text)
+            if reuse := options.reuse and options.seed is None and before is not None:
+                engine.take_over(before)
+            self._current = Stream(self._owner(pool), engine, ids, text, reuse)
+            self._last = engine
             return self._current
 
     def engine(self, options: Options, pool: Pool | None = None) -> Engine:
@@ -181,13 +195,13 @@ class LLM:
         cost = self._cost(modules, sampling)
         drafter = self._drafter(options, modules, sampling, cost, pool)
         limits = request.limits(options, self.bundle.manifest.text)
-        self._current = None
-        return Engine(self.session, drafter, sampling, limits, request.paced(options, modules, cost))
+        self._current = self._last = None
+        return Engine(self._session, drafter, sampling, limits, request.paced(options, modules, cost))
 
     def close(self) -> None:
         with self.turn:
-            self._current = None
-            self.session.close()
+            self._current = self._last = None
+            self._session.close()
             self.companion.close()
             self._networks.close()
 
@@ -243,7 +257,7 @@ class LLM:
         pool: Pool | None,
     ) -> Drafter:
         facts = self.bundle.manifest.text
-        request.fit(options, self.session.max_width)
+        request.fit(options, self._session.max_width)
         draft = self.companion.model() if request.reads(modules, "draft") else None
         sampler = Sampler(sampling, facts.eos_ids, facts.tokens)
         told = request.drafting(options)
@@ -269,9 +283,10 @@ class LLM:
 
     def _measured(self, key: str) -> CostCurve:
         self._current = None
-        self.session.truncate(0)
-        self.session.prefill([0] * min(COST_PAST, self.session.capacity // 2))
-        curve = measure(self.session, COST_WIDTHS)
-        self.session.truncate(0)
+        session = self.session
+        session.truncate(0)
+        session.prefill([0] * min(COST_PAST, session.capacity // 2))
+        curve = measure(session, COST_WIDTHS)
+        session.truncate(0)
         save_costs(key, curve)
         return curve

@@ -59,8 +59,8 @@ def main() -> None:
 
 
 def generation_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The fields of `Options`, in their order, as options of a command."""
-    for field in reversed(fields(Options)):
+    """The fields of `Options` that are for one text, in their order, as options of a command."""
+    for field in reversed([f for f in fields(Options) if f.metadata[SHOWN].listed]):
         command = _click_option(field)(command)
     return command
 

@@ -30,6 +30,8 @@ from spec_edge.runtime.stats import Round, Stats, dropped, summarise
 
 STOP, LENGTH, CONTEXT = "stop", "length", "context"
 NO_DRAFT = ("plain",)
+READ_AGAIN = 2
+"""Rows of a prompt that are read again, however much of it is known."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,14 @@ class Engine:
     def stats(self) -> Stats:
         """Of the generation so far."""
         return summarise(self._prompt, len(self.tokens), self._ttft, self._rounds, self.options.lossy)
+
+    def take_over(self, before: Engine) -> None:
+        """Know the rows that `before` has left in the same session: `generate(reuse=True)` keeps what is common.
+
+        Nothing is known where this drafter reads features that the other's text did not keep.
+        """
+        if before.session is self.session and self.drafter.wants <= before.drafter.wants:
+            self.ids = before.ids[: self.session.length]
 
     def generate(self, prompt: Sequence[int], reuse: bool = False) -> Iterator[list[int]]:
         """Prefill now, then give the new ids chunk by chunk (never an empty one).
@@ -242,7 +252,11 @@ class Engine:
             raise BadUsage(f"the prompt holds a token id outside 0..{self._tokens - 1}; use the model's own tokenizer")
 
     def _forget(self, prompt: Sequence[int]) -> int:
-        """How many committed tokens the prompt shares; its last token is always run again, for its logits."""
-        known = self.ids[: self.session.length]
-        pairs = zip(known, prompt[:-1], strict=False)
-        return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(known), len(prompt) - 1))
+        """How many committed tokens the prompt shares.
+
+        Its last token is always run again, for its logits, and the one before with it: kernels that add up a single
+        row in another order than several would give the same request another text.
+        """
+        known, most = self.ids[: self.session.length], max(0, len(prompt) - READ_AGAIN)
+        pairs = zip(known, prompt[:most], strict=False)
+        return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(known), most))

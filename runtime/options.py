@@ -22,6 +22,7 @@ class Shown:
     help     one line; metavar: what stands for its value; flag: the name, if it is not the field's
     type     of the value, or of each where `many`; a bool is a flag that sets the opposite of its default
     default  what the help says of a default that None stands for
+    listed   False: a keyword only, since a command line has one text
     """
 
     help: str
@@ -30,6 +31,7 @@ class Shown:
     flag: str | None = None
     many: bool = False
     default: str | None = None
+    listed: bool = True
 
 
 def _option(value: Any, shown: Shown) -> Any:
@@ -67,6 +69,8 @@ class Options:
     bad_words          texts that are never written
     stop               text that ends the answer and is not part of it, or several
     chat               False: the prompt as it is, without the model's chat template
+    reuse              keep the rows of what the prompt shares with this model's last text (a chat's earlier turns); not
+                       under a seed, whose text must not depend on what came before
     """
 
     method: str = _option(
@@ -146,3 +150,4 @@ class Options:
     chat: bool = _option(
         True, Shown("Give PROMPT to the model as it is, without the chat template.", bool, flag="no-chat")
     )
+    reuse: bool = _option(True, Shown("Keep what the prompt shares with the last text.", bool, listed=False))

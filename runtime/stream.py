@@ -63,11 +63,14 @@ class Owner:
 
 
 class Stream:
-    """An iterator over pieces of text. The prompt has been read when it exists."""
+    """An iterator over pieces of text. The prompt has been read when it exists.
 
-    def __init__(self, owner: Owner, engine: Engine, ids: Sequence[int], text: TextStream) -> None:
+    reuse  keep the rows that the engine knows of, where the prompt begins with their tokens
+    """
+
+    def __init__(self, owner: Owner, engine: Engine, ids: Sequence[int], text: TextStream, reuse: bool = False) -> None:
         self._owner, self._engine, self._stream = owner, engine, text
-        self._chunks = engine.generate(ids)
+        self._chunks = engine.generate(ids, reuse)
         self._text: list[str] = []
         self._pieces = self._run()
 
