@@ -45,6 +45,10 @@ def _fits(device: Any, kind: str, options: Options) -> bool:  # noqa: ARG001
     return _kind(device).lower() == kind
 
 
+def _itself(options: Options) -> str:  # noqa: ARG001
+    return ""
+
+
 def _fine(versions: Mapping[str, str]) -> str:  # noqa: ARG001
     return ""
 
@@ -65,6 +69,7 @@ class Plugin:
     bad        versions -> why these do not work together, "" where nothing is known against them
     fits       (device, kind, options) -> whether this device of ONNX Runtime's list is the one
     ours       options that only `fits` reads
+    shown      options -> what to call the device; "" for what it calls itself
     """
 
     name: str
@@ -79,6 +84,7 @@ class Plugin:
     bad: Callable[[Mapping[str, str]], str] = _fine
     fits: Callable[[Any, str, Options], bool] = _fits
     ours: frozenset[str] = frozenset()
+    shown: Callable[[Options], str] = _itself
 
 
 def provider_of(plugin: Plugin) -> Provider:
@@ -103,7 +109,11 @@ def find_plugin(plugin: Plugin, options: Options) -> Found:
     if not devices:
         return Found(plugin.ep, versions=versions)
     metadata = {**devices[0].device.metadata, **devices[0].ep_metadata}
-    shown = metadata.get("Description") or f"{devices[0].device.vendor} {_kind(devices[0])}".strip()
+    shown = (
+        plugin.shown(options)
+        or metadata.get("Description")
+        or f"{devices[0].device.vendor} {_kind(devices[0])}".strip()
+    )
     told = {plugin.ep: metadata["version"]} if metadata.get("version") else {}
     return Found(shown, metadata.get("driver_version", ""), versions | told)
 

@@ -7,13 +7,11 @@ bfloat16 is bfloat16, which moves logits by 0.5.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 from spec_edge.runtime.providers._openvino import (
     INSTALL,
     OpenVinoOpened,
     Options,
-    compile_graph,
     find_device,
     open_graph,
 )
@@ -42,10 +40,6 @@ def open_job(job: Job) -> OpenVinoOpened:
     return open_graph(job, NAME, DEVICE, defaults(job))
 
 
-def compile_job(job: Job, file: Path) -> None:
-    compile_graph(job, file, NAME, DEVICE, defaults(job))
-
-
 PROVIDER = Provider(
     name=NAME,
     device="cpu",
@@ -53,5 +47,4 @@ PROVIDER = Provider(
     install=INSTALL,
     find=find_here,
     open=open_job,
-    compile=compile_job,
 )

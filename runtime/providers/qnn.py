@@ -30,15 +30,21 @@ def fits(device: Any, kind: str, options: Mapping[str, str]) -> bool:
     return options.get(PREPARE) == "1" or str(device.device.type).endswith(kind.upper())
 
 
+def shown(options: Mapping[str, str]) -> str:
+    """The NPU that is compiled for where none is used."""
+    return f"HTP v{options.get('htp_arch', '?')}, its compiler only" if options.get(PREPARE) == "1" else ""
+
+
 PROVIDER = provider_of(
     Plugin(
         name="qnn",
         ep="QNNExecutionProvider",
         device="npu",
         symbolic=False,
-        install=f"pip install {PACKAGE} (Windows on Arm), or get it through Windows ML: pip install windowsml",
+        install=f"pip install {PACKAGE}, or get it through Windows ML: pip install windowsml",
         package=PACKAGE,
         defaults=defaults,
         fits=fits,
+        shown=shown,
     )
 )

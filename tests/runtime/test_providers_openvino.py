@@ -140,11 +140,9 @@ def test_which_session(tiny: Path) -> None:
     assert isinstance(open_session(bundle, openvino_npu.PROVIDER, on_npu(bundle)), StaticSession)
 
 
-@pytest.mark.parametrize(
-    ("provider", "options"), [(openvino_cpu.PROVIDER, {}), (openvino_npu.PROVIDER, EXACT)], ids=["cpu", "npu over cpu"]
-)
-def test_a_compiled_graph_is_the_same(tiny: Path, tmp_path: Path, provider: Any, options: dict[str, str]) -> None:
-    bundle = open_bundle(tiny)
+def test_a_compiled_graph_is_the_same(tiny: Path, tmp_path: Path) -> None:
+    provider, options, bundle = openvino_npu.PROVIDER, EXACT, open_bundle(tiny)
+    assert provider.compile is not None
     graph = bundle.graphs("target", "verify")[0]
     asked, file = job(bundle, graph, 1, options), tmp_path / "graph.blob"
     provider.compile(asked, file)

@@ -188,6 +188,7 @@ def test_which_device() -> None:
     npu, gpu, cpu = (device(kind) for kind in ("NPU", "GPU", "CPU"))
     assert [qnn.fits(d, "npu", {}) for d in (npu, gpu, cpu)] == [True, False, False]
     assert qnn.fits(cpu, "npu", {qnn.PREPARE: "1"})
+    assert qnn.shown({qnn.PREPARE: "1", "htp_arch": "73"}) == "HTP v73, its compiler only" and qnn.shown({}) == ""
     assert [openvino_ep.fits(d, "npu", {"device_type": "GPU"}) for d in (npu, gpu, cpu)] == [False, True, False]
     assert qnn.defaults().keys() in ({"backend_type"}, {"backend_path"})
 

@@ -21,11 +21,13 @@ from spec_edge.runtime.eagle_rows import Level
 from spec_edge.runtime.engine import Engine, Limits
 from spec_edge.runtime.hybrid import compose
 from spec_edge.runtime.protocols import Drafter
-from spec_edge.runtime.providers.opening import on_cpu
+from spec_edge.runtime.providers.opening import on_cpu, opener
+from spec_edge.runtime.providers.provider import provider
 from spec_edge.runtime.sampling import Sampler, Sampling
 from spec_edge.runtime.sessions.eagle import EagleSession
 from spec_edge.runtime.sessions.eagle_static import StaticEagleSession
 from spec_edge.runtime.sessions.ort import OrtSession
+from spec_edge.runtime.sessions.static import StaticSession
 
 PROMPT = [5, 17, 3, 40]
 SHAPES: dict[str, dict[str, Any]] = {
@@ -102,6 +104,20 @@ def test_greedy_text_is_the_targets(made: Any, kind: str, weights: str, shape: s
         engine = run(bundle, drafter(bundle, session, **SHAPES[shape]), new=30, width=width)
         assert engine.ids == want
         assert engine.stats.drafted > 0 or "sure" in shape
+
+
+def test_trees_through_openvinos_npu_plugin(made: Any) -> None:
+    """Target and drafter through the NPU plugin over a CPU, in float32."""
+    pytest.importorskip("openvino")
+    bundle = made("eagle3", "fitted")
+    exact = {"NPU_USE_NPUW": "YES", "NPUW_DEVICES": "CPU", "NPUW_F16IC": "NO", "INFERENCE_PRECISION_HINT": "f32"}
+    open_graph = opener(bundle, provider("openvino-npu"), None, exact)
+    model = EagleModel(StaticEagleSession(bundle, open_graph), bundle.manifest.text.tokens)
+    drafting_ = drafting.create(DrafterOptions(networks={"eagle": model}))
+    engine = Engine(StaticSession(bundle, open_graph), drafting_, None, Limits(30, width=8))
+    list(engine.generate(PROMPT))
+    assert engine.ids == run(bundle, plain.create(DrafterOptions()), new=30).ids
+    assert engine.stats.accepted > 10
 
 
 @pytest.mark.parametrize("session", SESSIONS)
