@@ -23,6 +23,7 @@ from spec_edge.export.staging import staged_together
 from spec_edge.export.verification import LIMITS, check_static, measured, provisional, within
 from spec_edge.models.checkpoint import Checkpoint, ModelConfig
 from spec_edge.models.contract import MANIFEST, BadUsage, DraftFact, FallbackFact, Manifest, Parity, Quality, SpecError
+from spec_edge.models.family import tensor_shapes
 from spec_edge.models.fetch import resolve
 from spec_edge.models.open import open_checkpoint, open_config
 from spec_edge.models.schemes.scheme import scheme
@@ -176,7 +177,7 @@ def _choose(precision: str, plan: Plan, law: ReferenceLaw, work: Path, progress:
     bounded = precision == AUTO
     for name in plan.target.precisions if bounded else (precision,):
         try:
-            scheme(name).check(plan.checkpoint.weights)
+            _suits(name, plan.checkpoint)
         except SpecError as error:
             if not bounded:
                 raise
@@ -191,6 +192,15 @@ def _choose(precision: str, plan: Plan, law: ReferenceLaw, work: Path, progress:
         rejected.append(Rejected(name, f"KL above {LIMITS[0]} or top-1 below {LIMITS[1]}"))
     reasons = "; ".join(f"{r.precision}: {r.reason}" for r in rejected)
     raise SpecError(f"no precision of target {plan.target.name} keeps this model within the bounds ({reasons})")
+
+
+def _suits(precision: str, checkpoint: Checkpoint) -> None:
+    """SpecError: the scheme cannot store these weights, or matrices of these shapes."""
+    how = scheme(precision)
+    how.check(checkpoint.weights)
+    for name, shape in tensor_shapes(checkpoint.config).items():
+        if how.plan is not None and len(shape) == 2:
+            how.plan(name, shape)
 
 
 def _settle(candidate: Candidate, work: Path) -> None:

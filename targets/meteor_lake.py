@@ -1,6 +1,6 @@
 """Meteor Lake (NPU 3720; Arrow Lake has the same).
 
-Intel's compiler estimates (docs/targets.md), for SmolLM2 in fp16 at P = 1152, 11.2 ms at width 1, 14.3 at 8, 17.1 at 16.
+Intel's compiler estimates (docs/targets.md), SmolLM2 in fp16, P = 1152: 11.2 ms at width 1, 14.3 at 8, 17.1 at 16.
 So the widest graph is 8 rows: twice the rows cost another fifth of a step.
 """
 

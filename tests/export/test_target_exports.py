@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -258,3 +259,23 @@ def test_rounding_rounds_every_value() -> None:
     (found,) = run(rounded(model, "bfloat16"), x)
     np.testing.assert_array_equal(found, want)
     assert np.abs(found - run(model, x)[0]).max() > 1e-4
+
+
+def test_auto_passes_over_what_does_not_fit(
+    bench: Any, tiny_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scheme that cannot store matrices of these shapes: the next is taken, and the reason is said."""
+    from spec_edge.models.schemes import int8_channel
+    from spec_edge.targets import meteor_lake
+
+    def refuse(name: str, shape: tuple[int, ...]) -> Any:
+        raise SpecError(f"{name} has {shape[1]} inputs")
+
+    monkeypatch.setattr(int8_channel, "SCHEME", replace(int8_channel.SCHEME, plan=refuse))
+    first = replace(meteor_lake.TARGET, precisions=("int8-channel", "fp16"), half=("fp16",))
+    monkeypatch.setattr(meteor_lake, "TARGET", first)
+    done = bench.export(tiny_target, "-o", tmp_path / "b", "--target", "meteor-lake", "--json")
+    assert done.exit_code == 0, done.output
+    summary = json.loads(done.stdout)
+    assert summary["precision"] == "fp16"
+    assert summary["rejected"] == [{"precision": "int8-channel", "reason": "model.embed_tokens.weight has 64 inputs"}]
