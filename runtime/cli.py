@@ -176,15 +176,22 @@ def targets(as_json: bool) -> None:
 
 @main.command()
 @click.option("-m", "--model", "bundle", type=click.Path(path_type=Path), metavar="BUNDLE", help="Its chain too.")
+@click.option("--recompile", is_flag=True, help="Forget what was compiled for devices, and what failed to.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 @one_line_errors
-def doctor(bundle: Path | None, as_json: bool) -> None:
+def doctor(bundle: Path | None, recompile: bool, as_json: bool) -> None:
     """What this machine has to run bundles on, and what is missing."""
     import json
     from dataclasses import asdict
 
+    from spec_edge.runtime import compiled_store
     from spec_edge.runtime.doctor import examine
     from spec_edge.runtime.doctor_text import text
 
+    if recompile:
+        count = compiled_store.clear()
+        click.echo(
+            f"{count} compiled graphs and failures are forgotten; graphs are compiled when next opened", err=True
+        )
     report = examine(bundle)
     click.echo(json.dumps(asdict(report), ensure_ascii=False) if as_json else text(report))

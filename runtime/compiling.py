@@ -128,7 +128,9 @@ def _refuse_known(folder: Path, key: str, settings: CompileSettings) -> None:
     if known is None or (known["timeout_s"] is not None and settings.timeout_s > known["timeout_s"]):
         return
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(known["when"]))
-    raise ProviderFailed(f"{known['what']} (on {when}; not tried again for three days, or with --recompile)")
+    raise ProviderFailed(
+        f"{known['what']} (on {when}; not tried again for three days; spec-edge doctor --recompile forgets it)"
+    )
 
 
 @contextmanager

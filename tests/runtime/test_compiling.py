@@ -13,9 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from spec_edge.models.contract import BadUsage, FileFact, GraphSpec, TensorSpec
-from spec_edge.runtime import compile_child, compiled_store, compiling
+from spec_edge.runtime import cli, compile_child, compiled_store, compiling
 from spec_edge.runtime.compiling import CompileSettings, compiled
 from spec_edge.runtime.providers.provider import Found, Job, Provider, ProviderFailed, ProviderMissing
 
@@ -300,7 +301,7 @@ def test_a_failure_is_not_tried_again_until_asked(
     tries = []
     real = compiling._start
     monkeypatch.setattr(compiling, "_start", lambda *args: tries.append(args) or real(*args))
-    with pytest.raises(ProviderFailed, match="--recompile") as second:
+    with pytest.raises(ProviderFailed, match="--recompile forgets it") as second:
         compiled(job, fake(name), FOUND, settings)
     assert second.value.message.startswith(first.value.message) and not tries
     with pytest.raises(ProviderFailed):  # another driver is another matter
@@ -475,6 +476,24 @@ def test_clear_empties_it(job: Job, settings: CompileSettings) -> None:
     assert compiled_store.clear(settings.folder) == 1
     assert list((settings.folder or Path()).iterdir()) == []
     assert compiled_store.clear(Path("no such folder")) == 0
+
+
+def test_doctor_forgets(job: Job, settings: CompileSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ProviderFailed):
+        compiled(job, fake("leaves"), FOUND, settings)
+    _aged(job, settings, "a", 0)
+    monkeypatch.setenv("SPEC_EDGE_COMPILED", str(settings.folder))
+    monkeypatch.setattr("spec_edge.runtime.doctor.examine", lambda _bundle: None)
+    monkeypatch.setattr("spec_edge.runtime.doctor_text.text", lambda _report: "examined")
+    done = CliRunner().invoke(cli.main, ["doctor", "--recompile"])
+    assert (
+        done.exit_code == 0
+        and "2 compiled graphs and failures are forgotten" in done.output
+        and "examined" in done.output
+    )
+    assert compiled_store.entries(settings.folder) == ()
+    with pytest.raises(ProviderFailed, match=r"exit code 3\)$"):
+        compiled(job, fake("leaves"), FOUND, settings)
 
 
 def test_leftovers_of_killed_processes_are_swept(job: Job, settings: CompileSettings) -> None:
