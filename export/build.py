@@ -19,6 +19,7 @@ from spec_edge.export.memory import memory
 from spec_edge.export.options import AUTO, BuildOptions, Rejected, Summary
 from spec_edge.export.progress import Stages
 from spec_edge.export.reference_law import LEAST_TOKENS, ReferenceLaw, reference_law
+from spec_edge.export.shipped import shipped
 from spec_edge.export.staging import staged_together
 from spec_edge.export.verification import LIMITS, check_static, measured, provisional, within
 from spec_edge.models.checkpoint import Checkpoint, ModelConfig
@@ -76,7 +77,7 @@ def _draft(
     check_vocabulary(target, draft)
     context = None if options.context is None else min(options.context, draft.config.context)
     output = folder_beside(options.output, DRAFT)
-    own = replace(options, model=options.draft, output=output, context=context, drafters={})
+    own = replace(options, model=options.draft, output=output, context=context, drafters={}, heads=False)
     summary = _build(own, draft, work, progress, Beside(), None)
     return summary, Beside(draft_fact(options.output, work), schema.read((work / MANIFEST).read_bytes()))
 
@@ -115,7 +116,8 @@ def _build(
 ) -> Summary:
     """law: of this checkpoint at this context, where it is known."""
     with ExitStack() as temporary:
-        drafters = attach(options.drafters, checkpoint.config, temporary)
+        paths = options.with_shipped(shipped(checkpoint.source.sha256))
+        drafters = attach(paths, checkpoint.config, temporary)
         plan = Plan(checkpoint, options.target, context_of(options, checkpoint.config), options.widths, drafters)
         summary, manifest = _checked(options, plan, work, progress, beside, law)
     return replace(summary, memory=memory(manifest, beside.drafting))

@@ -80,6 +80,7 @@ def main() -> None:
 )
 @click.option("--medusa", callback=one_path, multiple=True, metavar="PATH", help="Medusa heads, a folder or a file.")
 @click.option("--eagle", callback=one_path, multiple=True, metavar="PATH", help="An EAGLE-1, 2 or 3 drafter, likewise.")
+@click.option("--no-heads", is_flag=True, help="Leave out the heads that come with the package for this model.")
 @click.option("--force", is_flag=True, help="Replace a bundle that is already there.")
 @click.option("--dry-run", is_flag=True, help="Print shapes, sizes and memory; needs no weights, writes nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
@@ -95,6 +96,7 @@ def build(
     draft: str | None,
     medusa: Path | None,
     eagle: Path | None,
+    no_heads: bool,
     force: bool,
     dry_run: bool,
     as_json: bool,
@@ -109,7 +111,9 @@ def build(
     if output is None and not dry_run:
         raise click.UsageError("Missing option '-o' / '--output'.")
     output = output or Path()
-    options = build_options(model, output, precision, context, widths, target_name, force, draft, drafters, fallback)
+    options = build_options(
+        model, output, precision, context, widths, target_name, force, draft, drafters, fallback, not no_heads
+    )
     if dry_run:
         _plan(options, as_json)
         return

@@ -24,6 +24,7 @@ class BuildOptions:
     draft     a model to export beside it, as its draft model; None: none
     drafters  path of the weights of each drafting method that brings some
     fallback  another target to export the model for, beside it; None: none
+    heads     whether heads that come with the package for this very model are put in, where `drafters` has none
     """
 
     model: str
@@ -36,6 +37,11 @@ class BuildOptions:
     draft: str | None = None
     drafters: Mapping[str, Path] = field(default_factory=dict)
     fallback: Target | None = None
+    heads: bool = True
+
+    def with_shipped(self, heads: Mapping[str, Path]) -> Mapping[str, Path]:
+        """Every drafter to put in. heads: the package's own for this model, for targets that take any width."""
+        return {**(heads if self.heads and self.target.symbolic else {}), **self.drafters}
 
 
 @dataclass(frozen=True)
@@ -82,6 +88,7 @@ def build_options(
     draft: str | None = None,
     drafters: Mapping[str, Path] | None = None,
     fallback: str | None = None,
+    heads: bool = True,
 ) -> BuildOptions:
     """BadUsage for an unknown precision or target, widths that the target does not take, or a model that is not there.
 
@@ -99,7 +106,9 @@ def build_options(
         check_name(name)
     if missing := [path for path in (drafters or {}).values() if not path.exists()]:
         raise BadUsage(f"there is no file or folder '{missing[0]}' with a drafter's weights")
-    return BuildOptions(model, output, precision, context, chosen, profile, replace, draft, drafters or {}, other)
+    return BuildOptions(
+        model, output, precision, context, chosen, profile, replace, draft, drafters or {}, other, heads
+    )
 
 
 def _offered(name: str) -> Target:

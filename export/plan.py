@@ -17,6 +17,7 @@ from spec_edge.export.drafters import Attached, attach, graph_file, taps
 from spec_edge.export.memory import Memory, cache_bytes, drafter_cache, megabytes, memory_lines, side_by_side
 from spec_edge.export.options import AUTO, BuildOptions
 from spec_edge.export.rules import Place
+from spec_edge.export.shipped import shipped_for
 from spec_edge.export.suited import suited
 from spec_edge.models.checkpoint import ModelConfig
 from spec_edge.models.contract import SpecError, TensorSpec
@@ -75,7 +76,8 @@ def plan_bundle(options: BuildOptions) -> Planned:
     precision = _precision(options)
     room = Room(options.target, precision, context_of(options, config), options.widths)
     with ExitStack() as stack:
-        attached = attach(options.drafters, config, stack, weights=False)
+        paths = options.with_shipped(shipped_for(options.model))
+        attached = attach(paths, config, stack, weights=False)
         files, graphs, sizes, whole = _network(config, room, attached, options.target)
     drafters = [
         PlannedDrafter(

@@ -88,5 +88,6 @@ def card(options: TrainOptions, checkpoint: Checkpoint, places: Sequence[Place],
         "| answer tokens trained on | acceptance length | by depth |",
         "|---|---|---|",
     ]
-    rows = [f"| {tokens} | {a.length:.3f} | {' '.join(f'{d:.3f}' for d in a.depth)} |" for tokens, a in state.curve]
-    return "\n".join([*lines, *rows]) + "\n"
+    for tokens, found in state.curve:
+        lines.append(f"| {tokens} | {found.length:.3f} | {' '.join(f'{share:.3f}' for share in found.depth)} |")
+    return "\n".join(lines) + "\n"

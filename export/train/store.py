@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,8 @@ class Shards:
 
     folder: Path
     fingerprint: str
+    opened: dict[int, Any] = field(default_factory=dict)
+    """Files that have been read, mapped until the process ends."""
 
     def path(self, number: int) -> Path:
         return self.folder / f"{number:05}.safetensors"
@@ -121,8 +123,9 @@ class Shards:
     @contextmanager
     def _open(self, number: int) -> Iterator[Any]:
         try:
-            with safe_open(self.path(number), "pt") as file:
-                yield file
+            if number not in self.opened:
+                self.opened[number] = safe_open(self.path(number), "pt")
+            yield self.opened[number]
         except (OSError, SafetensorError) as error:
             raise SpecError(f"{self.path(number)} is broken ({error}); delete it, it is made again") from None
 
