@@ -16,13 +16,14 @@ from onnx import TensorProto, helper, numpy_helper
 from spec_edge.export.options import build_options
 from spec_edge.export.plan import plan_bundle
 from spec_edge.models.contract import BadUsage, SpecError
+from spec_edge.models.forms import buckets, forms
 from spec_edge.models.lowerings.rounding import rounded
 from spec_edge.models.lowerings.spelling import respelled
 from spec_edge.models.planned import plannable
 from spec_edge.runtime.bundle import open_bundle
 from spec_edge.runtime.fallback import fallback
 from spec_edge.targets.operators import AMD_BF16, PORTABLE
-from spec_edge.targets.target import targets
+from spec_edge.targets.target import target, targets
 
 OFFERED = [t for t in targets() if not t.refuses]
 EAGLE = {
@@ -279,3 +280,21 @@ def test_auto_passes_over_what_does_not_fit(
     summary = json.loads(done.stdout)
     assert summary["precision"] == "fp16"
     assert summary["rejected"] == [{"precision": "int8-channel", "reason": "model.embed_tokens.weight has 64 inputs"}]
+
+
+@pytest.mark.parametrize(
+    ("context", "want"), [(300, (320,)), (600, (512, 640)), (1152, (512, 1152)), (4096, (1152, 4096))]
+)
+def test_an_npu_bundle_has_the_two_largest_buckets(context: int, want: tuple[int, ...]) -> None:
+    assert buckets(target("meteor-lake"), context) == want
+
+
+def test_activations_of_each_precision() -> None:
+    """float16 in an NPU's static graphs, float32 in the any-width graph that a CPU falls back to."""
+    lake, gpu = target("meteor-lake"), target("cuda")
+    wide, *static = forms(lake, "int8-channel", 1152, lake.widths)
+    assert (wide.role, wide.lowering, wide.activation) == ("step", "portable", "float32")
+    assert {f.activation for f in static} == {"float16"} and len(static) == 6
+    assert {f.activation for f in forms(lake, "fp32", 1152, lake.widths)} == {"float32"}
+    assert {f.activation for f in forms(gpu, "fp16", 1152, gpu.widths)} == {"float16"}
+    assert [f.lowering for f in forms(target("cpu"), "fp32", 512, (1,)) if f.width is None] == ["fused", "portable"]
