@@ -120,7 +120,9 @@ class Placer:
             place = self.places[network] = Place(on, found, step.options)
             return make(step, place, self._opener(step, place))
 
-        return Candidate(step.name, open_, _form(step), step.bundle.manifest.weights.sha256)
+        facts = step.bundle.manifest
+        meant = target(facts.target).providers[0].name == step.name
+        return Candidate(step.name, open_, _form(step), facts.weights.sha256, meant)
 
     def _opener(self, step: Step, place: Place) -> Opener:
         def open_graph(graph: GraphSpec) -> Opened:

@@ -15,6 +15,7 @@ from typing import Generic, Protocol, TypeVar
 from spec_edge.models.contract import SpecError
 from spec_edge.runtime.providers.provider import ProviderFailed
 
+OTHER = "with other weights: from here on the text is another model's"
 MOST = 300
 """Characters of a reason."""
 
@@ -46,12 +47,14 @@ class Candidate(Generic[T]):
     name     of the provider
     open     makes it ready; a SpecError says why it cannot
     graphs   what identifies its graphs, and `weights` its weights: a step to another one says what stays the same
+    meant    whether the bundle was made for this provider
     """
 
     name: str
     open: Callable[[], T]
     graphs: str = ""
     weights: str = ""
+    meant: bool = False
 
 
 class Chain(Generic[T]):
@@ -68,6 +71,10 @@ class Chain(Generic[T]):
         self._reasons: list[str] = []
         self._held: T | None = None
         self._held = self._open()
+        if self._at:
+            kept = self._kept(self._candidates[0])
+            faster = "" if kept == OTHER or self.candidate.meant else "; a bundle made for it is faster"
+            self._say(f"{self._what}running on {self.name}, {kept}{faster}")
 
     @property
     def now(self) -> T:
@@ -145,7 +152,7 @@ class Chain(Generic[T]):
 
     def _kept(self, before: Candidate[T]) -> str:
         if before.weights != self.candidate.weights:
-            return "with other weights: from here on the text is another model's"
+            return OTHER
         return "same graph and weights" if before.graphs == self.candidate.graphs else "same weights, another graph"
 
     def _open(self) -> T:

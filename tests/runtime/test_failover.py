@@ -122,6 +122,7 @@ def test_every_step_is_announced() -> None:
     texts(session, "plain", Sampling(), 1)
     assert notes == [
         "p0 skipped: no driver",
+        "running on p1, same graph and weights; a bundle made for it is faster",
         "p2 skipped: it is no GPU",
         "p1 failed at token 7 (it broke); continuing on p3, same graph and weights",
     ]
@@ -129,17 +130,20 @@ def test_every_step_is_announced() -> None:
 
 
 @pytest.mark.parametrize(
-    ("weights", "graphs", "said"),
+    ("weights", "graphs", "said", "more"),
     [
-        ("w", "other", "same weights, another graph"),
-        ("other", "g", "with other weights: from here on the text is another model's"),
+        ("w", "other", "same weights, another graph", "; a bundle made for it is faster"),
+        ("other", "g", "with other weights: from here on the text is another model's", ""),
     ],
 )
-def test_what_changes_is_said(weights: str, graphs: str, said: str) -> None:
+def test_what_changes_is_said(weights: str, graphs: str, said: str, more: str) -> None:
     notes: list[str] = []
     chain = Chain([Candidate("a", lambda: Dying(2), "g", "w"), Candidate("b", toy, graphs, weights)], notes.append)
     texts(FailoverSession(chain, CAPACITY, WIDTH), "plain", Sampling(), 1)
     assert notes == [f"a failed at token 7 (it broke); continuing on b, {said}"]
+    notes.clear()
+    Chain([Candidate("a", refused("no driver"), "g", "w"), Candidate("b", toy, graphs, weights)], notes.append)
+    assert notes == ["a skipped: no driver", f"running on b, {said}{more}"]
 
 
 LOST = ["ZE_RESULT_ERROR_DEVICE_LOST", "The GPU device instance has been suspended: 0x887A0005", "device was removed"]

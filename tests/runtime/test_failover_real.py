@@ -44,8 +44,10 @@ class Mortal:
 def test_a_text_goes_on_on_the_next_provider(
     fp32_bundle: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From the static graphs to the any-width one of the CPU, at its first, tenth and twenty-first run; the first opening
-    looks at the device, whose result is kept."""
+    """From the static graphs to the any-width one of the CPU, at its first, tenth and twenty-first run.
+
+    The first opening looks at the device, and its result is kept.
+    """
     del own_cache
     with load(fp32_bundle) as llm:
         whole = llm.generate(PROMPT, max_new_tokens=NEW, method="plain")

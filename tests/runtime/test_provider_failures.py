@@ -88,6 +88,10 @@ def npu(after: Callable[[Mapping[str, np.ndarray]], None] = lambda outputs: None
     return dataclasses.replace(base, **changes)
 
 
+def stands_in(name: str, faster: str = "; a bundle made for it is faster") -> str:
+    return f"running on {name}, same graph and weights{faster}"
+
+
 def missing(reason: str) -> Callable[[Mapping[str, str]], Found]:
     def find(_: Mapping[str, str]) -> Found:
         raise ProviderMissing(reason)
@@ -175,7 +179,7 @@ def test_the_next_one_runs(opening: Opening, undisturbed: tuple[int, ...], broke
         assert llm.provider == "npu1"
         result = llm.generate(PROMPT, chat=False, max_new_tokens=NEW, method="plain")
         assert result.tokens == undisturbed and result.provider == "npu1"
-        assert len(heard) == 1 and heard[0].startswith(said)
+        assert len(heard) == 2 and heard[0].startswith(said) and heard[1] == stands_in("npu1")
         assert result.notes == llm.notes == tuple(heard)
 
 
@@ -187,7 +191,7 @@ def test_strict_fails_instead(opening: Opening) -> None:
 
 def test_a_named_one_comes_first_and_the_chain_behind_it(opening: Opening) -> None:
     with opening(npu(), npu(find=missing("no driver")), provider="npu1") as llm:
-        assert llm.provider == "npu0" and llm.notes == ("npu1 skipped: no driver",)
+        assert llm.provider == "npu0" and llm.notes == ("npu1 skipped: no driver", stands_in("npu0", ""))
     with opening(npu(), npu(), provider="npu1") as llm:
         assert llm.provider == "npu1" and not llm.notes
 
@@ -237,7 +241,8 @@ def test_a_compiler_that_fails_is_a_line(
 ) -> None:
     with opening(npu(compile=never, install=fake)) as llm:
         assert llm.provider == "cpu" and text(llm, method="plain") == undisturbed
-        *slow, note = llm.notes
+        *slow, note, other = llm.notes
+        assert other == stands_in("cpu")
         assert note.startswith("npu0 skipped: ") and said in note
         assert [line for line in slow if "npu0 compiles prefill_16_64" in line] == slow
     if fake in ("sleeps", "aborts"):  # it is not waited for again
@@ -298,8 +303,8 @@ def test_a_provider_that_lies_is_disqualified(
     for said in ("its logits are wrong on the bundle's check text: ", "found before, remove "):
         with opening(npu(lie)) as llm:
             assert llm.provider == "cpu" and text(llm, method="plain") == undisturbed
-            assert len(llm.notes) == 1 and llm.notes[0].startswith("npu0 skipped: its logits are wrong")
-            assert said in llm.notes[0]
+            assert len(llm.notes) == 2 and llm.notes[0].startswith("npu0 skipped: its logits are wrong")
+            assert said in llm.notes[0] and llm.notes[1] == stands_in("cpu")
 
 
 def test_the_reference_is_not_looked_at(opening: Opening, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -394,9 +399,9 @@ def test_the_command_says_it(opening: Opening, sound: Path) -> None:
         "hello",
     ]
     result = CliRunner().invoke(cli.main, args)
-    assert result.exit_code == 0 and result.stderr == "note: npu0 skipped: no driver\n"
+    assert result.exit_code == 0 and result.stderr == f"note: npu0 skipped: no driver\nnote: {stands_in('cpu')}\n"
     told = json.loads(CliRunner().invoke(cli.main, [*args, "--json"]).stdout)
-    assert told["notes"] == ["npu0 skipped: no driver"] and told["provider"] == "cpu"
+    assert told["notes"] == ["npu0 skipped: no driver", stands_in("cpu")] and told["provider"] == "cpu"
     assert {row["provider"] for row in told["placement"]} == {"cpu"}
     result = CliRunner().invoke(cli.main, [*args, "--strict"])
     assert result.exit_code == 1 and result.stdout == ""
