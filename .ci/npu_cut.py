@@ -39,6 +39,8 @@ CAN_QNN = "import sys, venv; assert (3, 11) <= sys.version_info[:2] <= (3, 14)"
 
 INTEL = ("3720", "4000", "5010")
 TARGETS = ("meteor-lake", "lunar-lake", "panther-lake", "snapdragon-x")
+OTHERS = {"meteor-lake": ",".join(INTEL), "snapdragon-x": "qnn"}
+"""Whose further precisions are tried, and on what: Intel's targets offer the same ones."""
 
 
 class Stop(Exception):
@@ -123,28 +125,23 @@ def _call(command: list[str], failure: str) -> str:
 
 
 def _cut(folder: Path) -> None:
-    """For each target: every graph in its first precision, and the widest verify graph in each other that it offers."""
+    """Every graph in each target's first precision, and the widest verify graph in all others that they offer."""
     model, medusa, eagle = write_checkpoints(folder / "toys")
     drafters = ["--medusa", str(medusa), "--eagle", str(eagle)]
     for name in TARGETS:
+        _compile(folder, name, target(name).precisions[0], [str(model), *drafters], [])
+    for name, compilers in OTHERS.items():
         profile = target(name)
-        _compile_all(folder, name, profile.precisions[0], [str(model), *drafters], "*")
         for precision in profile.precisions[1:]:
-            _compile_all(folder, name, precision, [str(model)], f"verify-*-s{profile.widths[-1]}-*")
+            widest = f"verify-*-s{profile.widths[-1]}-*"
+            _compile(folder, name, precision, [str(model)], ["--graphs", widest, "--targets", compilers])
 
 
-def _compile_all(folder: Path, name: str, precision: str, model: list[str], graphs: str) -> None:
+def _compile(folder: Path, name: str, precision: str, model: list[str], options: list[str]) -> None:
     bundle = folder / f"{name}-{precision}"
     command = [sys.executable, "-m", "spec_edge.export", *model, "-o", str(bundle), "--target", name]
     _call([*command, "--precision", precision], f"no bundle for {name}")
-    command = [
-        sys.executable,
-        str(SLOW / "npu_compile.py"),
-        str(folder / "rows.jsonl"),
-        str(bundle),
-        "--graphs",
-        graphs,
-    ]
+    command = [sys.executable, str(SLOW / "npu_compile.py"), str(folder / "rows.jsonl"), str(bundle), *options]
     print(_call(command, f"{name}, {precision}"), end="", flush=True)
 
 
