@@ -175,8 +175,10 @@ def targets(as_json: bool) -> None:
 
 
 @main.command()
-@click.option("-m", "--model", "bundle", type=click.Path(path_type=Path), metavar="BUNDLE", help="Its chain too.")
-@click.option("--recompile", is_flag=True, help="Forget what was compiled for devices, and what failed to.")
+@click.option(
+    "-m", "--model", "bundle", type=click.Path(path_type=Path), metavar="BUNDLE", help="A bundle's chain too."
+)
+@click.option("--recompile", is_flag=True, help="First forget compiled graphs, failed compilers, looks at devices.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 @one_line_errors
 def doctor(bundle: Path | None, recompile: bool, as_json: bool) -> None:
@@ -184,14 +186,15 @@ def doctor(bundle: Path | None, recompile: bool, as_json: bool) -> None:
     import json
     from dataclasses import asdict
 
-    from spec_edge.runtime import compiled_store
-    from spec_edge.runtime.doctor import examine
+    from spec_edge.runtime.doctor import examine, forget
     from spec_edge.runtime.doctor_text import text
 
     if recompile:
-        count = compiled_store.clear()
+        graphs, looks = forget()
         click.echo(
-            f"{count} compiled graphs and failures are forgotten; graphs are compiled when next opened", err=True
+            f"{graphs} compiled graphs and failures are forgotten; graphs are compiled when next opened. "
+            f"{looks} looks at devices are forgotten",
+            err=True,
         )
     report = examine(bundle)
     click.echo(json.dumps(asdict(report), ensure_ascii=False) if as_json else text(report))

@@ -21,11 +21,13 @@ from typing import Any
 from spec_edge.runtime import hardware
 from spec_edge.runtime.bench.machine import physical_cores, processor
 from spec_edge.runtime.bundle import Bundle, open_bundle
-from spec_edge.runtime.compiled_store import Entry, entries, store_folder
+from spec_edge.runtime.compiled_store import Entry, clear, entries, store_folder
 from spec_edge.runtime.compiling import exit_words
 from spec_edge.runtime.doctor_child import MARK
 from spec_edge.runtime.known_bad import known_bad
 from spec_edge.runtime.onnx_nodes import nodes_of, operations
+from spec_edge.runtime.remembered import folder_of, forget_all
+from spec_edge.runtime.smoke import SMOKE
 from spec_edge.targets.target import Target, target, targets
 
 COMMAND = (sys.executable, "-m", "spec_edge.runtime.doctor_child")
@@ -130,6 +132,11 @@ def examine(folder: Path | None = None, command: Sequence[str] = COMMAND, timeou
         compiled_folder=str(store_folder()),
         bundle=None if bundle is None else _bundle(bundle, found, kept),
     )
+
+
+def forget() -> tuple[int, int]:
+    """How many compiled graphs (with compilers that failed), and looks at devices, there were: none is kept."""
+    return clear(), forget_all(folder_of(SMOKE))
 
 
 def runs(profile: Target, found: Mapping[str, Provider]) -> Runs:

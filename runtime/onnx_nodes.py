@@ -66,7 +66,7 @@ def nodes_of(data: bytes) -> Nodes:
 
 
 def operations(graph: GraphSpec, found: Nodes) -> dict[str, int]:
-    """Estimated floating-point operations of one run by node (`Node.key`); where the width is symbolic, of a run of one row."""
+    """Estimated floating-point operations of one run by node (`Node.key`), of one row where the width is symbolic."""
     sizes = dict(found.constants)
     for node in found.nodes:
         if node.kind in KEEPING and node.inputs[:1] and node.inputs[0] in sizes:

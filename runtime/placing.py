@@ -64,9 +64,14 @@ class Step:
 def steps(bundle: Bundle, wish: Wish) -> tuple[Step, ...]:
     """The chain: what was asked for, then the rest of the target's; only the first where nothing may stand in.
 
+    SpecError: the target refuses language models.
+
     The providers of a fallback bundle run that instead: it was exported for them. What they replace comes last.
     """
-    own = [Step(p.name, bundle, dict(p.options)) for p in target(bundle.manifest.target).providers]
+    profile = target(bundle.manifest.target)
+    if not profile.providers:
+        raise SpecError(f"this bundle's target runs nothing: {profile.refuses}")
+    own = [Step(p.name, bundle, dict(p.options)) for p in profile.providers]
     beside = fallback(bundle)
     others = () if beside is None else target(beside.manifest.target).providers
     given = {p.name for p in others}

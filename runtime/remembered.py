@@ -11,6 +11,7 @@ import json
 import os
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,17 @@ def remember(folder: Path, key: str, values: Mapping[str, Any]) -> bool:
     except OSError:
         return False
     return True
+
+
+def forget_all(folder: Path) -> int:
+    """Remove every result of a kind; how many were removed."""
+    count = 0
+    with suppress(OSError):
+        for path in sorted(folder.glob("*.json")):
+            with suppress(OSError):
+                path.unlink()
+                count += 1
+    return count
 
 
 def place(folder: Path, key: str) -> Path:

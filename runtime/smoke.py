@@ -24,7 +24,7 @@ from spec_edge.runtime.draft import Draft
 from spec_edge.runtime.protocols import Session
 from spec_edge.runtime.providers.provider import Found, Provider, ProviderFailed
 from spec_edge.runtime.quality import Reference
-from spec_edge.runtime.remembered import folder_of, place, recall, remember
+from spec_edge.runtime.remembered import folder_of, recall, remember
 
 ROWS, PROMPT, PLAIN, DEPTH = 48, 16, 8, 3
 """Rows of the check text; of them read by prefill, then by plain steps; levels of the tree that follows."""
@@ -62,7 +62,7 @@ def check(
     if known is None:
         remember(folder, key, asdict(figures))
     if said := wrong(figures, bundle.manifest.quality):
-        before = f"; found before, remove {place(folder, key)} to look again" if known else ""
+        before = "; found before: 'spec-edge doctor --recompile' makes it look again" if known else ""
         raise ProviderFailed(f"its logits are wrong on the bundle's check text: {said}{before}")
 
 

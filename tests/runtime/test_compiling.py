@@ -478,6 +478,7 @@ def test_clear_empties_it(job: Job, settings: CompileSettings) -> None:
     assert compiled_store.clear(Path("no such folder")) == 0
 
 
+@pytest.mark.usefixtures("own_cache")
 def test_doctor_forgets(job: Job, settings: CompileSettings, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ProviderFailed):
         compiled(job, fake("leaves"), FOUND, settings)

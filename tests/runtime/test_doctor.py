@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from spec_edge.runtime import cli, doctor, doctor_text, hardware
+from spec_edge.runtime import cli, compiled_store, doctor, doctor_text, hardware, remembered
 from spec_edge.runtime.bundle import open_bundle
 from spec_edge.runtime.compiled_store import Entry, Made
 from spec_edge.runtime.doctor import Provider, examine, runs
@@ -136,6 +136,21 @@ def test_the_command(tiny: Path, whole: doctor.Report, as_json: bool, monkeypatc
         assert json.loads(result.stdout)["bundle"]["runs"]["chain"] == ["cpu"]
     else:
         assert "providers: what can run a graph here" in result.stdout and "GFLOP" in result.stdout
+
+
+def test_recompile_forgets_what_was_kept(
+    own_cache: Path, whole: doctor.Report, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "examine", lambda _: whole)
+    remembered.remember(remembered.folder_of("smoke"), "a device", {"kl": 0.0})
+    compiled_store.store_folder().mkdir(parents=True)
+    compiled_store.remember(compiled_store.store_folder(), "f" * 64, "it hung", 5.0)
+    assert len(list(own_cache.rglob("*.json"))) == 2
+    for count in (1, 0):
+        result = CliRunner().invoke(cli.main, ["doctor", "--recompile"])
+        assert result.exit_code == 0 and result.stderr.startswith(f"{count} compiled graphs and failures are forgotten")
+        assert f"{count} looks at devices are forgotten" in result.stderr
+    assert not list(own_cache.rglob("*.json"))
 
 
 def test_no_bundle_is_one_line(tmp_path: Path) -> None:

@@ -300,7 +300,7 @@ def nan(outputs: Mapping[str, np.ndarray]) -> None:
 def test_a_provider_that_lies_is_disqualified(
     opening: Opening, undisturbed: tuple[int, ...], lie: Callable[[Mapping[str, np.ndarray]], None]
 ) -> None:
-    for said in ("its logits are wrong on the bundle's check text: ", "found before, remove "):
+    for said in ("its logits are wrong on the bundle's check text: ", "found before: "):
         with opening(npu(lie)) as llm:
             assert llm.provider == "cpu" and text(llm, method="plain") == undisturbed
             assert len(llm.notes) == 2 and llm.notes[0].startswith("npu0 skipped: its logits are wrong")
@@ -466,6 +466,13 @@ def test_what_drafts_has_a_chain_of_its_own(
         pass
     strict = options.get("strict", False)
     assert made[1:] == [placing.Wish(name, strict, threads) for name, threads in (heads, draft)]
+
+
+def test_a_bundle_of_a_target_that_refuses(sound: Path) -> None:
+    bundle = open_bundle(sound)
+    odd = dataclasses.replace(bundle, manifest=dataclasses.replace(bundle.manifest, target="ryzen-ai-xdna1"))
+    with pytest.raises(SpecError, match="target runs nothing: AMD supports neither"):
+        placing.steps(odd, placing.Wish())
 
 
 def test_sequences(opening: Opening) -> None:
