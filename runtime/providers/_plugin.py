@@ -21,7 +21,7 @@ import onnxruntime as ort
 from spec_edge.runtime.providers._onnxruntime import OrtOpened, open_session, session_options
 from spec_edge.runtime.providers._windows_ml import PACKAGE as WINDOWS_ML
 from spec_edge.runtime.providers._windows_ml import catalogue
-from spec_edge.runtime.providers.checks import guarded
+from spec_edge.runtime.providers.checks import guarded, refuse_symbolic
 from spec_edge.runtime.providers.provider import Found, Job, Provider, ProviderFailed, ProviderMissing
 
 SILENT = 4
@@ -147,6 +147,8 @@ def compile_plugin(plugin: Plugin, job: Job, file: Path) -> None:
 
 
 def _opened(plugin: Plugin, job: Job, options: Any) -> OrtOpened:
+    if not plugin.symbolic:
+        refuse_symbolic(plugin.name, job.graph)
     own = {k: v for k, v in job.options.items() if not k.startswith(SESSION) and k not in plugin.ours}
     own = {**plugin.defaults(), **own}
     devices = _devices(plugin, job.options)

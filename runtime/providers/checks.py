@@ -41,6 +41,13 @@ def reason(message: str) -> str:
     return text[max((found.end() for found in CODE.finditer(text)), default=0) :][:LONGEST]
 
 
+def refuse_symbolic(name: str, graph: GraphSpec) -> None:
+    """ProviderFailed: `graph` has a size that is not fixed. Some compilers abort on one, and one never ends."""
+    for tensor in graph.inputs:
+        if loose := [d for d in tensor.shape if isinstance(d, str)]:
+            raise ProviderFailed(f"{name} takes fixed sizes only, and {graph.name} leaves '{loose[0]}' open")
+
+
 def check_signature(graph: GraphSpec, inputs: Iterable[TensorSpec], outputs: Iterable[TensorSpec]) -> None:
     """SpecError: the file's inputs or outputs are not those that bundle.json states."""
     for side, stated, found in (("input", graph.inputs, inputs), ("output", graph.outputs, outputs)):

@@ -1,8 +1,8 @@
 """openvino-npu: OpenVINO's NPU plugin, for Intel's NPUs. Static portable graphs only. Untested on hardware.
 
-Options: OpenVINO's own, and those of NPUW, which cuts a graph up and runs the parts: NPU_USE_NPUW=YES. Its own choice
-lets parts run on the CPU; here they may not, unless NPUW_DEVICES says so. NPUW_DEVICES=CPU needs no NPU: it shows the
-plugin's numerics anywhere.
+Options: OpenVINO's own, and those of NPUW, which may cut a graph up and runs the parts: NPU_USE_NPUW=YES. Its own
+choice lets parts run on the CPU; here they may not, unless NPUW_DEVICES says so. NPUW_DEVICES=CPU needs no NPU: it
+shows the plugin's numerics anywhere.
 """
 
 from __future__ import annotations
@@ -24,11 +24,16 @@ from spec_edge.runtime.providers._openvino import (
     package,
     versions,
 )
+from spec_edge.runtime.providers.checks import refuse_symbolic
 from spec_edge.runtime.providers.provider import Found, Job, Provider, ProviderMissing
 
 NAME, DEVICE = "openvino-npu", "NPU"
 COMPILERS = ("openvino_intel_npu_compiler", "npu_driver_compiler")
 """Libraries that hold Intel's NPU compiler: OpenVINO's own, and the driver's."""
+
+NPUW: Options = {"NPUW_DEVICES": DEVICE, "NPUW_FALLBACK_EXEC": "NO", "NPUW_ONLINE_PIPELINE": "NONE"}
+"""Nothing falls back, and nothing is cut up: NPUW's own cuts (REG) of graphs with 8-bit and 4-bit weights behind
+DequantizeLinear gave another text at each run (2026.4.1, over the CPU); whole graphs are right."""
 
 NO_COMPILER = "; OpenVINO's wheel for Linux has no NPU compiler: install intel-driver-compiler-npu"
 ON_LINUX = platform.system() == "Linux"
@@ -45,8 +50,7 @@ def runs_on(options: Mapping[str, str]) -> tuple[str, ...]:
 
 def defaults(job: Job) -> Options:
     """One text at a time; NPUW stays on the NPU."""
-    inner = {"NPUW_DEVICES": DEVICE, "NPUW_FALLBACK_EXEC": "NO"} if job.options.get("NPU_USE_NPUW") == "YES" else {}
-    return {"PERFORMANCE_HINT": "LATENCY", **inner}
+    return {"PERFORMANCE_HINT": "LATENCY", **(NPUW if job.options.get("NPU_USE_NPUW") == "YES" else {})}
 
 
 def find_here(options: Mapping[str, str]) -> Found:
@@ -80,12 +84,14 @@ def _libraries() -> Iterator[str]:
 
 def open_job(job: Job) -> OpenVinoOpened:
     """The plugin takes a graph whole or not at all, and tells no counts: they are the file's."""
+    refuse_symbolic(NAME, job.graph)
     placed = f"openvino-{'+'.join(runs_on(job.options))}"
     nodes = len(nodes_of(job.model.read_bytes()).nodes)
     return open_graph(job, NAME, DEVICE, defaults(job), {placed: nodes})
 
 
 def compile_job(job: Job, file: Path) -> None:
+    refuse_symbolic(NAME, job.graph)
     compile_graph(job, file, NAME, DEVICE, defaults(job))
 
 

@@ -26,7 +26,7 @@ from spec_edge.runtime.providers.provider import PACKAGE, Job, ProviderFailed, P
 
 EP = "FakeExecutionProvider"
 FAKE = Plugin("fake", EP, "npu", False, "pip install fake", package="fake-ep")
-ON_CPU = Plugin("fake", "CPUExecutionProvider", "cpu", False, "")
+ON_CPU = Plugin("fake", "CPUExecutionProvider", "cpu", True, "")
 """ONNX Runtime's own CPU, taken for a plug-in."""
 
 
@@ -245,6 +245,17 @@ def test_nodes_that_went_to_the_cpu(
     ):
         open_plugin(plugin, verify_job(tiny))
     assert closed
+
+
+@pytest.mark.usefixtures("packaged")
+def test_open_sizes_never_reach_a_compiler(tiny: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """AMD's was reported to hang on them for ever."""
+    monkeypatch.setattr(_plugin, "open_session", pytest.fail)
+    bundle = open_bundle(tiny)
+    asked = job(bundle, bundle.graphs("target", "step")[1])
+    for call in (lambda: open_plugin(FAKE, asked), lambda: compile_plugin(FAKE, asked, tmp_path / "graph")):
+        with pytest.raises(ProviderFailed, match="fake takes fixed sizes only, and wide leaves 'S' open"):
+            call()
 
 
 def test_what_compiles_nothing_leaves_nothing(tiny: Path, tmp_path: Path) -> None:
