@@ -208,7 +208,7 @@ def _filled(build: Build) -> int:
 
 
 def _mask(build: Build) -> str:
-    """Both masks for the rows of a K/V head: [S G, columns]."""
+    """Both masks for the rows of a K/V head: [1, 1, S G, columns]."""
     graph, form, filled = build.site.graph, build.form, _filled(build)
 
     def make() -> str:
@@ -217,7 +217,8 @@ def _mask(build: Build) -> str:
             hidden = np.full((form.width or 0, filled), MASKED)
             parts.insert(1, graph.constant(hidden, build.site.dtype))
         columns = "C" if form.width is None or form.past is None else form.width + filled + form.past
-        return _spread(build, graph.concat(parts, -1, "/mask/Concat"), columns, "/mask/spread")
+        rows = _spread(build, graph.concat(parts, -1, "/mask/Concat"), columns, "/mask/spread")
+        return graph.op("Unsqueeze", (rows, build.site.ints(0, 1)), "/mask/Unsqueeze")
 
     return graph.once(("mask",), make)
 

@@ -180,6 +180,8 @@ def export(folder: Path, tiny: Tiny, scheme: Scheme, forms: Sequence[Form]) -> d
         options = ort.SessionOptions()
         options.intra_op_num_threads = 1
         options.log_severity_level = 3
+        # DequantizeLinear + MatMul becomes MatMulNBits in ONNX Runtime: in floats here, with rounded inputs by default
+        options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
         sessions[form.name] = ort.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
     return sessions
 
