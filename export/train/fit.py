@@ -35,9 +35,10 @@ CHECKPOINT, STATE = "checkpoint.safetensors", "state.json"
 class Head(Protocol):
     """What is trained. weights: its tensors; depth: tokens that it drafts when it is measured."""
 
-    weights: Mapping[str, Tensor]
-    depth: int
-
+    @property
+    def weights(self) -> Mapping[str, Tensor]: ...
+    @property
+    def depth(self) -> int: ...
     def loss(self, texts: Packed, noise: torch.Generator) -> Tensor: ...
     def accepted(self, texts: Packed) -> Tensor: ...
 

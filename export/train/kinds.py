@@ -34,7 +34,7 @@ def passages(prompts: Sequence[str]) -> list[str]:
 
 def conversations(count: int, texts: Sequence[str], seed: int) -> list[Turns]:
     """`count` of them. texts: passages; kinds that need one are left out where there is none."""
-    data = json.loads(files("spec_edge.export.train").joinpath("data", "kinds.json").read_text("utf-8"))
+    data = json.loads(files("spec_edge.export.train").joinpath("data").joinpath("kinds.json").read_text("utf-8"))
     lists: dict[str, list[str]] = data["lists"]
     chance = random.Random(seed)
     kinds = [[t for t in kind if texts or PASSAGE not in str(t)] for kind in data["kinds"].values()]

@@ -42,9 +42,9 @@ def read_prompts(path: Path) -> list[Turns]:
         lines = [line for line in path.read_text("utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise BadUsage(f"--prompts {path} cannot be read: {error}") from None
-    found = [_turns(line, f"{path}, line {n}") for n, line in enumerate(lines, 1)] if path.suffix == ".jsonl" else [
-        (line.strip(),) for line in lines
-    ]  # fmt: skip
+    found: list[Turns] = [(line.strip(),) for line in lines]
+    if path.suffix == ".jsonl":
+        found = [_turns(line, f"{path}, line {n}") for n, line in enumerate(lines, 1)]
     if not found:
         raise BadUsage(f"--prompts {path} holds no prompts")
     return found
@@ -89,8 +89,8 @@ def jobs(text: Text, given: Sequence[Turns], context: int, seed: int) -> Iterato
         chance = random.Random(seed * 1_000_003 + number)
         drawn = chance.sample(list(given), min(len(given), WINDOW // 2))
         drawn += conversations(WINDOW - len(drawn), texts, chance.randrange(1 << 30))
-        window = [_job(encode(text, turns), longest, chance) for turns in drawn]
-        window = sorted((job for job in window if job is not None), key=lambda job: len(job.ids))
+        asked = [_job(encode(text, turns), longest, chance) for turns in drawn]
+        window = sorted((job for job in asked if job is not None), key=lambda job: len(job.ids))
         groups = [window[i : i + GROUP] for i in range(0, len(window), GROUP)]
         if not groups:
             raise SpecError(f"no prompt is shorter than the model's context of {context} tokens")

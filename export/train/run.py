@@ -99,7 +99,8 @@ def _prepare(options: TrainOptions, progress: Stages, began: float) -> Prepared:
     shards.prepare()
     progress.stage("reading the target")
     target = Target(checkpoint.config, weights, taps, options.device)
-    _generate(options, checkpoint, target, given, shards, progress, began)
+    if not (options.resume and resumed(options.cache / options.name).step):  # it goes on with the texts that it had
+        _generate(options, checkpoint, target, given, shards, progress, began)
     places = shards.index(shards.numbers())
     held = [p for p in places[:: HELD if len(places) > 2 * HELD else 4] if p.answer > 8]
     held = ([p for p in held if p.greedy] or held)[:MOST_HELD]
@@ -142,17 +143,14 @@ def _generate(
         if enough():
             break
         if not shards.has(number):
-            before = made
-            ended = _counter(lambda n, before=before: tick(before + n))
-            shards.write(number, answer(group, number, ended))
+            shards.write(number, answer(group, number, _counter(tick, made)))
             made += sum(p.answer for p in shards.index([number]))
             progress.say(f"{made} answer tokens")
             tick(made)
 
 
-def _counter(tick: Callable[[int], None]) -> Callable[[int], None]:
-    """Of the ended texts' tokens so far."""
-    total = 0
+def _counter(tick: Callable[[int], None], total: int) -> Callable[[int], None]:
+    """Called with each ended text's tokens; `tick` gets them all, `total` and those since."""
 
     def count(tokens: int) -> None:
         nonlocal total
