@@ -121,7 +121,7 @@ def test_a_stop_is_settled_before_the_last_piece_is_given() -> None:
     class Scripted:
         tokens = (0, 1, 2, 3)
 
-        def generate(self, ids: list[int]) -> Iterator[list[int]]:
+        def generate(self, ids: list[int], reuse: bool) -> Iterator[list[int]]:  # noqa: ARG002
             yield from ([i] for i in ids)
             yield [2, 3]
 
