@@ -13,7 +13,8 @@ PROVIDER = provider_of(
         ep="MIGraphXExecutionProvider",
         device="gpu",
         symbolic=False,
-        install="get it through Windows ML (pip install windowsml) or build ONNX Runtime with MIGraphX",
+        install="pip uninstall onnxruntime, then pip install onnxruntime-migraphx (Linux with ROCm), or get it "
+        "through Windows ML: pip install windowsml",
         builtin=True,
     )
 )
