@@ -6,53 +6,21 @@ hangs is a line of the report, and the others are asked by a new child.
 
 from __future__ import annotations
 
-import json
-import os
 import platform
-import subprocess
-import sys
-import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from importlib.metadata import distributions
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from spec_edge.runtime import hardware
+from spec_edge.runtime.asking import ASKED, COMMAND, TIMEOUT_S, Provider, asked, installed
 from spec_edge.runtime.bench.machine import physical_cores, processor
 from spec_edge.runtime.bundle import Bundle, open_bundle
 from spec_edge.runtime.compiled_store import Entry, clear, entries, store_folder
-from spec_edge.runtime.compiling import exit_words
-from spec_edge.runtime.doctor_child import MARK
 from spec_edge.runtime.known_bad import known_bad
 from spec_edge.runtime.onnx_nodes import nodes_of, operations
 from spec_edge.runtime.remembered import folder_of, forget_all
 from spec_edge.runtime.smoke import SMOKE
 from spec_edge.targets.target import Target, target, targets
-
-COMMAND = (sys.executable, "-m", "spec_edge.runtime.doctor_child")
-TIMEOUT_S = 30.0
-"""For all providers together; one that has not answered by then hangs."""
-
-PACKAGES = ("onnxruntime", "openvino", "windowsml", "voe")
-"""Packages of providers, and how the names of others begin."""
-
-
-@dataclass(frozen=True)
-class Provider:
-    """state  "ready", "missing", "broken" (it failed when it was asked) or "silent" (it took the child down or hung)
-    device  "cpu", "gpu" or "npu"; "" where unknown
-    found   the device that it would use; reason: why there is none
-    """
-
-    name: str
-    state: str
-    device: str = ""
-    found: str = ""
-    driver: str = ""
-    versions: dict[str, str] = field(default_factory=dict)
-    reason: str = ""
-    install: str = ""
 
 
 @dataclass(frozen=True)
@@ -112,12 +80,12 @@ class Report:
 def examine(folder: Path | None = None, command: Sequence[str] = COMMAND, timeout_s: float = TIMEOUT_S) -> Report:
     """folder: of a bundle. SpecError: it is none, or damaged."""
     bundle = None if folder is None else open_bundle(folder)
-    installed = {(d.metadata["Name"] or "").lower(): d.version for d in distributions()}
-    packages = {name: installed[name] for name in sorted(installed) if name.startswith(PACKAGES)}
+    packages = installed()
+    own = packages.pop("spec-edge", "")
     found = asked(command, timeout_s)
     kept = entries()
     return Report(
-        version=installed.get("spec-edge", ""),
+        version=own,
         system=f"{platform.system()} {platform.release()}, {platform.machine()}",
         python=platform.python_version(),
         processor=processor(),
@@ -136,6 +104,7 @@ def examine(folder: Path | None = None, command: Sequence[str] = COMMAND, timeou
 
 def forget() -> tuple[int, int]:
     """How many compiled graphs (with compilers that failed), and looks at devices, there were: none is kept."""
+    forget_all(folder_of(ASKED))
     return clear(), forget_all(folder_of(SMOKE))
 
 
@@ -149,57 +118,6 @@ def runs(profile: Target, found: Mapping[str, Provider]) -> Runs:
             return Runs(profile.name, chain, name, before)
         before[name] = "it is unknown here" if state is None else state.reason
     return Runs(profile.name, chain, "", before, profile.refuses)
-
-
-def asked(command: Sequence[str] = COMMAND, timeout_s: float = TIMEOUT_S) -> dict[str, Provider]:
-    """Every provider's answer, by name."""
-    found: dict[str, Provider] = {}
-    left: list[str] = []
-    while True:
-        lines, how = _child([*command, *left], timeout_s)
-        answers, begun = _answers(lines)
-        if begun:
-            answers[begun] = Provider(begun, "silent", reason=f"it {how} when it was asked")
-        found |= answers
-        names: list[str] = next((line["names"] for line in lines if "names" in line), [])
-        left = [name for name in names if name not in found]
-        if not left or not answers:
-            return found
-
-
-def _answers(lines: Sequence[dict[str, Any]]) -> tuple[dict[str, Provider], str]:
-    """(answers by name, the one that was asked last and has not answered)."""
-    answers: dict[str, Provider] = {}
-    begun = ""
-    for line in (line for line in lines if "name" in line):
-        if line["state"] == "begun":
-            begun = line["name"]
-        else:
-            answers[line["name"]], begun = Provider(**line), ""
-    return answers, begun
-
-
-def _child(command: Sequence[str], timeout_s: float) -> tuple[list[dict[str, Any]], str]:
-    """The lines of one child, and how it ended."""
-    with tempfile.TemporaryFile() as out:
-        try:
-            done = subprocess.run(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.DEVNULL,
-                timeout=timeout_s,
-                check=False,
-                env={**os.environ, "PYTHONUTF8": "1"},
-            )
-            how = f"crashed ({exit_words(done.returncode)})"
-        except subprocess.TimeoutExpired:
-            how = f"did not answer within {timeout_s:g} s"
-        except OSError as error:
-            return [], f"cannot be started ({error})"
-        out.seek(0)
-        told = (line for line in out.read().decode("utf-8", "replace").splitlines() if line.startswith(MARK))
-        return [json.loads(line.removeprefix(MARK)) for line in told], how
 
 
 def _bundle(bundle: Bundle, found: Mapping[str, Provider], kept: Sequence[Entry]) -> BundleFacts:

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping
 
 import click
 
-from spec_edge.runtime.doctor import BundleFacts, Provider, Report, Runs
+from spec_edge.runtime.asking import Provider
+from spec_edge.runtime.doctor import BundleFacts, Report, Runs
 
 LINE, LABEL = 110, 16
 """Columns of the text, and of what stands in front of it."""

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from spec_edge.models.contract import GraphSpec, SpecError
 from spec_edge.runtime import smoke
+from spec_edge.runtime.asking import ask_first
 from spec_edge.runtime.bundle import Bundle
 from spec_edge.runtime.compiling import compiled, settings_from
 from spec_edge.runtime.fallback import fallback
@@ -121,6 +122,8 @@ class Placer:
     def _candidate(self, step: Step, network: str, make: Callable[[Step, Place, Opener], T]) -> Candidate[T]:
         def open_() -> T:
             on = providers.provider(step.name)
+            if on.device != REFERENCE:
+                ask_first(step.name)
             found = guarded(f"{step.name} cannot be asked what it finds", lambda: on.find(step.options))
             place = self.places[network] = Place(on, found, step.options)
             return make(step, place, self._opener(step, place))

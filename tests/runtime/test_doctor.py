@@ -11,12 +11,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from spec_edge.runtime import cli, compiled_store, doctor, doctor_text, hardware, remembered
+from spec_edge.runtime import asking, cli, compiled_store, doctor, doctor_text, hardware, remembered
+from spec_edge.runtime.asking import Provider, ask_first
 from spec_edge.runtime.bundle import open_bundle
 from spec_edge.runtime.compiled_store import Entry, Made
-from spec_edge.runtime.doctor import Provider, examine, runs
+from spec_edge.runtime.doctor import examine, runs
 from spec_edge.runtime.doctor_child import MARK
 from spec_edge.runtime.known_bad import known_bad
+from spec_edge.runtime.providers.provider import ProviderMissing
 from spec_edge.targets.target import target
 
 CHILD = f"""
@@ -45,7 +47,7 @@ def child(tmp_path: Path) -> list[str]:
 
 @pytest.mark.filterwarnings("default")
 def test_a_provider_that_crashes_or_hangs_is_a_line(child: list[str]) -> None:
-    found = doctor.asked(child, 3.0)
+    found = asking.asked(child, 3.0)
     assert {name: one.state for name, one in found.items()} == {
         "cpu": "ready",
         "crashing": "silent",
@@ -59,10 +61,31 @@ def test_a_provider_that_crashes_or_hangs_is_a_line(child: list[str]) -> None:
 
 
 def test_no_child_at_all(tmp_path: Path) -> None:
-    assert doctor.asked([str(tmp_path / "nothing")], 3.0) == {}
-    assert doctor.asked([sys.executable, "-c", "raise SystemExit(3)"], 20.0) == {}
+    assert asking.asked([str(tmp_path / "nothing")], 3.0) == {}
+    assert asking.asked([sys.executable, "-c", "raise SystemExit(3)"], 20.0) == {}
     names = f"print('{MARK}' + '{{\"names\": [\"a\"]}}')"
-    assert doctor.asked([sys.executable, "-c", names], 20.0) == {}
+    assert asking.asked([sys.executable, "-c", names], 20.0) == {}
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize(("name", "said"), [("crashing", "it crashed ("), ("hanging", "it did not answer within 3 s")])
+def test_a_driver_that_kills_is_asked_once(child: list[str], tmp_path: Path, name: str, said: str) -> None:
+    """Before it is loaded into the program; the answer is kept."""
+    for command in (child, [str(tmp_path / "nothing")]):
+        with pytest.raises(ProviderMissing, match=r"'spec-edge doctor --recompile' makes it ask again") as error:
+            ask_first(name, command, tmp_path / "asked", 3.0)
+        assert error.value.message.startswith(said)
+    ask_first("fine", child, tmp_path / "asked", 20.0)
+    (only,) = (p for p in (tmp_path / "asked").iterdir() if '"silent": ""' in p.read_text())
+    only.unlink()
+    ask_first("fine", child, tmp_path / "asked", 20.0)
+    assert only.exists()
+
+
+def test_a_frozen_app_is_not_started_as_if_it_were_python(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    monkeypatch.setattr(asking, "asked", lambda *_: pytest.fail("asked"))
+    ask_first("openvino-npu", folder=tmp_path)
 
 
 def test_a_target_runs_on_the_first_that_is_ready() -> None:

@@ -61,6 +61,7 @@ def test_a_text_goes_on_on_the_next_provider(
     chain = Target("fake", "d", "npu", (Named("npu"), Named("cpu")), "p", precisions=("fp32",))
     monkeypatch.setattr(providers, "provider", lambda name: known[name])
     monkeypatch.setattr(placing, "target", lambda _: chain)
+    monkeypatch.setattr(placing, "ask_first", lambda _: None)
     with load(fp32_bundle) as llm:
         assert llm.provider == "npu" and not llm.notes
     for runs, method in ((0, "plain"), (9, "suffix"), (20, "lookahead")):

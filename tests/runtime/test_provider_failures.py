@@ -123,7 +123,7 @@ Opening = Callable[..., LLM]
 def opening(sound: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Opening:
     """load(), where the bundle's target is served by these providers in this order, then by the CPU."""
 
-    def open_(*chain: Provider, **options: Any) -> LLM:
+    def open_(*chain: Provider, asked: Callable[[str], None] = lambda _: None, **options: Any) -> LLM:
         names = [f"{one.name}{i}" for i, one in enumerate(chain)]
         known = {name: dataclasses.replace(one, name=name) for name, one in zip(names, chain, strict=True)}
 
@@ -137,6 +137,7 @@ def opening(sound: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Op
         profile = Target("fake", "d", "npu", tuple(Named(name) for name in [*names, "cpu"]), "p", precisions=("fp32",))
         monkeypatch.setattr(providers, "provider", named)
         monkeypatch.setattr(placing, "target", lambda _: profile)
+        monkeypatch.setattr(placing, "ask_first", asked)
         return load(sound, threads=1, **options)
 
     return open_
@@ -181,6 +182,19 @@ def test_the_next_one_runs(opening: Opening, undisturbed: tuple[int, ...], broke
         assert result.tokens == undisturbed and result.provider == "npu1"
         assert len(heard) == 2 and heard[0].startswith(said) and heard[1] == stands_in("npu1")
         assert result.notes == llm.notes == tuple(heard)
+
+
+def test_a_driver_that_crashes_when_it_is_loaded(opening: Opening, undisturbed: tuple[int, ...]) -> None:
+    """It is asked in a child process first (test_doctor.py), and is then not loaded here."""
+
+    def asked(name: str) -> None:
+        if name == "npu0":
+            raise ProviderMissing("it crashed (signal SIGSEGV) when it was asked")
+
+    found = npu(find=lambda _: pytest.fail("loaded"))
+    with opening(found, asked=asked) as llm:
+        assert llm.notes == ("npu0 skipped: it crashed (signal SIGSEGV) when it was asked", stands_in("cpu"))
+        assert text(llm, method="plain") == undisturbed
 
 
 def test_strict_fails_instead(opening: Opening) -> None:
