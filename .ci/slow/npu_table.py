@@ -49,7 +49,8 @@ def _place(row: Row) -> tuple[str, str, int]:
 
 
 def _notes(rows: list[Row]) -> list[str]:
-    zero = {target: sorted({op for r in rows if r.target == target for op in r.zero_ops}) for target in COLUMNS}
+    # A name may carry the form of its kernel: Convert.convert_p00 is Convert.
+    zero = {t: sorted({op.partition(".")[0] for r in rows if r.target == t for op in r.zero_ops}) for t in COLUMNS}
     peak = max(r.peak_mb for r in rows)
     counted = "; ".join(f"{COLUMNS[t]}: {', '.join(ops)}" for t, ops in zero.items() if ops)
     made = ", ".join(sorted({r.compiler for r in rows}))
