@@ -20,7 +20,7 @@ RULES = Rules(
     opset=21,
     zero_points=False,
     widths=(1, 4, 8, 16, 32),
-    prefills=(128, 256),
+    prefills=(128,),
 )
 PRECISIONS = ("int8-channel", "fp16", "int4-g128", "int4-channel", "fp32")
 """8 bits per channel first: the compiler estimates it fastest. In 4 bits small models leave the bounds."""
