@@ -94,6 +94,10 @@ class FailoverSession:
 
     def _checked(self, output: Output) -> Output:
         """ProviderFailed for garbage, while there is another provider to ask; the engine reports the last one's."""
-        if not self.chain.last and not np.isfinite(output.logits.sum()):
+        if self.chain.last:
+            return output
+        with np.errstate(invalid="ignore", over="ignore"):
+            finite = np.isfinite(output.logits.sum())
+        if not finite:
             raise ProviderFailed("it computes garbage: logits that are not finite")
         return output

@@ -213,8 +213,19 @@ class Nan(ToySession):
     def verify(self, pending: int, draft: Draft) -> Output:
         output = super().verify(pending, draft)
         if self.length > len(PROMPT) + 2:
-            output.logits[-1, 2] = np.nan
+            output.logits[-1, 2:4] = self.value
         return output
+
+    value: float | list[float] = np.nan
+
+
+def test_both_infinities_are_garbage_too() -> None:
+    def infinite() -> Session:
+        session = Nan(V, CAPACITY, WIDTH, grain=0.5)
+        session.value = [np.inf, -np.inf]
+        return session
+
+    assert texts(failover([infinite, toy]), "plain", Sampling(), 1) == texts(toy(), "plain", Sampling(), 1)
 
 
 def test_garbage_moves_on_while_there_is_somebody_else() -> None:
