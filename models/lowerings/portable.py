@@ -35,6 +35,10 @@ LEAST_EPS = {"float32": 0.0, "float16": 6e-8}
 COLUMNS = 16
 """Keys that Intel's NPUs compute at a time."""
 
+MOST_BY_HEAD = 8
+"""Widest run whose softmax is taken of each K/V head's rows apart. Above it Meteor Lake's compiler leaves that to half
+of its cores; below, one tensor for all heads costs a copy each way."""
+
 MASKED = -1e4
 """What hides a column; finite, and inside float16's range."""
 
@@ -100,11 +104,23 @@ def attend(build: Build, projections: tuple[str, ...], layer: int) -> str:
     keys = _columns(build, k, f"past_key.{layer}", f"{path}/keys")
     transposed = graph.op("Transpose", (keys,), f"{path}/keys/Transpose", {"perm": [0, 1, 3, 2]})
     scores = graph.op("MatMul", (q, transposed), f"{path}/scores/MatMul")
-    masked = graph.op("Add", (scores, _mask(build)), f"{path}/scores/Add")
-    weights = graph.op("Softmax", (masked,), f"{path}/Softmax", {"axis": -1})
+    weights = _weights(build, scores, path)
     values = _columns(build, v, f"past_value.{layer}", f"{path}/values")
     context = graph.op("MatMul", (weights, values), f"{path}/context/MatMul")
     return _joined(build, context, path)
+
+
+def _weights(build: Build, scores: str, path: str) -> str:
+    """softmax(scores + mask), over the rows of all K/V heads as one tensor where they are many."""
+    graph, kvh, flat = build.site.graph, build.config.kv_heads, _is_flat(build)
+    columns = _count(build)
+    if flat:
+        scores = graph.op("Reshape", (scores, build.site.ints(1, 1, -1, columns)), f"{path}/scores/Reshape")
+    masked = graph.op("Add", (scores, _mask(build, kvh if flat else 1)), f"{path}/scores/Add")
+    weights = graph.op("Softmax", (masked,), f"{path}/Softmax", {"axis": -1})
+    if not flat:
+        return weights
+    return graph.op("Reshape", (weights, build.site.ints(1, kvh, -1, columns)), f"{path}/weights/Reshape")
 
 
 def _query_and_keys(build: Build, rows: str, path: str) -> tuple[str, str]:
@@ -201,14 +217,27 @@ def _spread(build: Build, x: str, columns: Dim, path: str) -> str:
     return graph.op("Flatten", (copied,), f"{path}/Flatten", {"axis": 2})
 
 
+def _known(build: Build) -> bool:
+    """Whether both S and P are."""
+    return build.form.width is not None and build.form.past is not None
+
+
 def _filled(build: Build) -> int:
     """Rows of zeros beside the S new ones; none where S or P is not known."""
-    known = build.form.width is not None and build.form.past is not None
-    return -(build.form.width or 0) % COLUMNS if known else 0
+    return -(build.form.width or 0) % COLUMNS if _known(build) else 0
 
 
-def _mask(build: Build) -> str:
-    """Both masks for the rows of a K/V head: [1, 1, S G, columns]."""
+def _count(build: Build) -> int:
+    """Columns of the scores where S and P are known, else 0."""
+    return (build.form.width or 0) + _filled(build) + (build.form.past or 0) if _known(build) else 0
+
+
+def _is_flat(build: Build) -> bool:
+    return _known(build) and (build.form.width or 0) > MOST_BY_HEAD and build.config.kv_heads > 1
+
+
+def _mask(build: Build, copies: int) -> str:
+    """Both masks for the rows of `copies` K/V heads: [1, 1, copies S G, columns]."""
     graph, form, filled = build.site.graph, build.form, _filled(build)
 
     def make() -> str:
@@ -216,9 +245,9 @@ def _mask(build: Build) -> str:
         if filled:
             hidden = np.full((form.width or 0, filled), MASKED)
             parts.insert(1, graph.constant(hidden, build.site.dtype))
-        columns = "C" if form.width is None or form.past is None else form.width + filled + form.past
-        rows = _spread(build, graph.concat(parts, -1, "/mask/Concat"), columns, "/mask/spread")
-        return graph.op("Unsqueeze", (rows, build.site.ints(0, 1)), "/mask/Unsqueeze")
+        rows = _spread(build, graph.concat(parts, -1, "/mask/Concat"), _count(build) or "C", "/mask/spread")
+        whole = graph.concat([rows] * copies, 0, "/mask/heads/Concat")
+        return graph.op("Unsqueeze", (whole, build.site.ints(0, 1)), "/mask/Unsqueeze")
 
     return graph.once(("mask",), make)
 
