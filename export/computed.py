@@ -23,10 +23,11 @@ PREFIX = "computed-"
 @contextmanager
 def as_computed(bundle: Bundle, target: Target) -> Iterator[Bundle]:
     """The bundle itself where the target computes in the types that the graphs state."""
-    if not target.computes:
+    to = target.rounds_to(bundle.manifest.precision)
+    if not to:
         yield bundle
         return
-    graphs = tuple(_rounding(bundle, graph, target.computes) for graph in bundle.manifest.graphs if graph.width)
+    graphs = tuple(_rounding(bundle, graph, to) for graph in bundle.manifest.graphs if graph.width)
     try:
         yield Bundle(bundle.folder, replace(bundle.manifest, graphs=graphs), bundle.digest)
     finally:

@@ -14,7 +14,7 @@ from spec_edge.models.plugins import find, known
 LOWERINGS = ("portable", "fused")
 DEVICES = ("cpu", "gpu", "npu")
 DTYPES = ("float32", "float16")
-COMPUTED = ("", "bfloat16")
+COMPUTED = ("bfloat16",)
 FREE_WIDTHS = 64
 """Widest verify run of a target that names no widths of its own."""
 
@@ -80,8 +80,8 @@ class Target:
     lowering      of the any-width graph, where `symbolic`
     static        lowering of the fixed-width graphs
     spelling      how the fixed-width graphs are rewritten (models/lowerings/<spelling>.py); "": not at all
-    computes      "bfloat16": the compiler rounds every float32 value to it, and quality is measured with that; "": the
-                  types that the graphs state
+    computes      (precision, type): there the compiler rounds every float32 value to that type, and quality is
+                  measured with it
     half          precisions whose fixed-width graphs have float16 activations; the others have float32
     step          activation dtype of the any-width graph at these precisions
     precisions    what `auto` may choose, in order: the first within the bounds is taken
@@ -106,7 +106,7 @@ class Target:
     lowering: str = "portable"
     static: str = "portable"
     spelling: str = ""
-    computes: str = ""
+    computes: Pairs = ()
     half: tuple[str, ...] = ()
     step: str = "float32"
     precisions: tuple[str, ...] = ()
@@ -126,7 +126,7 @@ class Target:
             ("lowering", self.static, LOWERINGS),
             ("device", self.device, DEVICES),
             ("activation", self.step, DTYPES),
-            ("type", self.computes, COMPUTED),
+            *(("type", to, COMPUTED) for _, to in self.computes),
         ):
             self._ensure(value in those, f"{what} '{value}' is not one of {', '.join(those)}")
         self._ensure(bool(self.providers) != bool(self.refuses), "either has providers or says why it refuses")
@@ -161,7 +161,8 @@ class Target:
     def _check_precisions(self) -> None:
         self._ensure(bool(self.precisions) or bool(self.refuses), "has no precision")
         self._ensure(len(set(self.precisions)) == len(self.precisions), f"{self.precisions} names one twice")
-        unknown = {*self.half, *(name for name, _ in self.by_precision)} - {*self.precisions, "fp16"}
+        stated = {*self.half, *(name for name, _ in (*self.by_precision, *self.computes))}
+        unknown = stated - {*self.precisions, "fp16"}
         self._ensure(not unknown, f"has facts of {sorted(unknown)}, which it does not offer")
         # a drafter's graph of one lowering is either any-width or static, so both must have one activation dtype
         alike = not (self.symbolic and self.lowering == self.static and self.half) or self.step == "float16"
@@ -174,6 +175,10 @@ class Target:
     def rules_of(self, precision: str) -> Rules:
         """What the fixed-width graphs of a bundle in this precision must keep to."""
         return dict(self.by_precision).get(precision, self.rules)
+
+    def rounds_to(self, precision: str) -> str:
+        """The type that the compiler rounds float32 values to; "": none."""
+        return dict(self.computes).get(precision, "")
 
 
 def _ascends(values: tuple[int, ...]) -> bool:

@@ -78,8 +78,11 @@ def test_platforms() -> None:
         ({"static": "magic"}, "lowering 'magic' is not one of"),
         ({"device": "tpu"}, "device 'tpu' is not one of"),
         ({"step": "bfloat16"}, "activation 'bfloat16' is not one of"),
-        ({"computes": "float8"}, "type 'float8' is not one of"),
-        ({"computes": "bfloat16", "symbolic": True, "step": "float16"}, "only fixed-width graphs are rounded"),
+        ({"computes": (("fp16", "float8"),)}, "type 'float8' is not one of"),
+        (
+            {"computes": (("fp16", "bfloat16"),), "symbolic": True, "step": "float16"},
+            "only fixed-width graphs are rounded",
+        ),
         ({"providers": ()}, "either has providers or says why it refuses"),
         ({"refuses": "no"}, "either has providers or says why it refuses"),
         ({"providers": (Provider("cpu"), Provider("cpu"))}, "stands twice"),
