@@ -106,10 +106,24 @@ def block_sums(site: Site, matrix: Blocks, x: str) -> str:
 
 def linear(site: Site, layer: Linear, x: str, path: str) -> str:
     """x W^T + bias."""
+    if layer.step is not None:
+        x = rounded(site, x, layer.step)
     y = matmul(site, layer.matrix, x, f"{path}/{layer.name}")
     if layer.bias is None:
         return y
     return site.graph.op("Add", (y, site.graph.stored(layer.bias[site.dtype])), f"{path}/{layer.name}/Add")
+
+
+def rounded(site: Site, x: str, step: float) -> str:
+    """x to the nearest multiple of `step` that int16 holds, once per x. ONNX's own opset 17 knows no int16 here."""
+    graph, scale = site.graph, site.graph.constant(step, np.float32)
+    zero = graph.constant(0, np.int16)
+
+    def make() -> str:
+        q = graph.op("QuantizeLinear", (x, scale, zero), f"{x}/QuantizeLinear", domain=CONTRIB)
+        return graph.op("DequantizeLinear", (q, scale, zero), f"{x}/DequantizeLinear", domain=CONTRIB)
+
+    return graph.once(("rounded", x), make)
 
 
 def project(site: Site, group: tuple[Linear, ...], x: str, path: str) -> tuple[str, ...]:

@@ -268,7 +268,7 @@ def borrowed_head(target: ModelConfig) -> str:
     return EMBEDDING if target.tied else HEAD
 
 
-PRECISION = {"int4": "int8", "keep": "int8", "int4-channel": "int8-channel", "int4-g128": "int8-channel"}
+PRECISION = {"int4": "int8", "keep": "int8"} | dict.fromkeys(("int4-channel", "int4-g128", "a16w8"), "int8-channel")
 """A drafter's own matrices, by the bundle's precision; as the bundle's where not named. They are few and decide what
 is accepted, so nothing is rounded to four bits. The form stays the bundle's: one opset, and what its compiler takes."""
 

@@ -21,7 +21,7 @@ from spec_edge.models.plugins import known
 from spec_edge.models.safetensors_file import StoredTensor
 from spec_edge.models.schemes.scheme import Packed, scheme, zeros
 from spec_edge.models.store import ALIGNMENT, Region, WeightStore
-from spec_edge.models.stored import Stored, store_model
+from spec_edge.models.stored import Stored, modules, store_model
 
 T = TypeVar("T")
 
@@ -113,7 +113,8 @@ def planned_model(
     """
     like = replace(scheme(precision), pack=lambda w, name: packed_like(name, precision, w.shape(name)))
     one = replace(config, layers=1)
-    stored = store_model(one, rope, planned_weights(one), like, PlannedStore(file), table_rows, dtypes)
+    peaks = dict.fromkeys(modules(one), 1.0)
+    stored = store_model(one, rope, planned_weights(one), like, PlannedStore(file), table_rows, dtypes, peaks)
     groups, norms = _copied(stored.groups, config.layers), _copied(stored.norms, config.layers)
     whole = replace(stored, groups=groups, norms=norms)
     regions = {region.key: region.length for region in _regions(whole)}

@@ -82,8 +82,15 @@ def _project(weights: Weights, name: str, x: F32, bias: bool) -> F32:
     return y + weights.dense(f"{name}.bias") if bias else y
 
 
-def attention(config: ModelConfig, weights: Weights, layer: str, x: F32, lengths: Sequence[int]) -> F32:
+def _unseen(name: str, x: F32) -> None:
+    """Nobody looks."""
+
+
+def attention(
+    config: ModelConfig, weights: Weights, layer: str, x: F32, lengths: Sequence[int], seen: Seen = _unseen
+) -> F32:
     """Self-attention of texts one after another, x [sum of lengths, what q, k and v read], their output projected."""
+    seen(f"{layer}.self_attn.qkv", x)
     sizes = {"q": config.heads, "k": config.kv_heads, "v": config.kv_heads}
     q, k, v = (
         _project(weights, f"{layer}.self_attn.{part}_proj", x, config.qkv_bias).reshape(len(x), heads, config.head_dim)
@@ -95,39 +102,42 @@ def attention(config: ModelConfig, weights: Weights, layer: str, x: F32, lengths
     texts = zip(np.split(q, cuts), np.split(k, cuts), np.split(v, cuts), strict=True)
     name = f"{layer}.self_attn.o_proj"
     joined = np.concatenate([_attend(*t) for t in texts])
+    seen(f"{layer}.self_attn.o", joined)
     return _project(weights, name, joined, bias=f"{name}.bias" in weights.names())
 
 
-def mlp(weights: Weights, layer: str, x: F32) -> F32:
+def mlp(weights: Weights, layer: str, x: F32, seen: Seen = _unseen) -> F32:
     """SwiGLU (Shazeer 2020): down(silu(gate(x)) * up(x))."""
+    seen(f"{layer}.mlp.gate_up", x)
     gate = _project(weights, f"{layer}.mlp.gate_proj", x, bias=False)
     with np.errstate(over="ignore"):
         gate /= 1 + np.exp(-gate)
     gate *= _project(weights, f"{layer}.mlp.up_proj", x, bias=False)
+    seen(f"{layer}.mlp.down", gate)
     return _project(weights, f"{layer}.mlp.down_proj", gate, bias=False)
 
 
-def hidden_states(config: ModelConfig, weights: Weights, texts: Sequence[Ids], seen: Seen | None = None) -> F32:
+def hidden_states(config: ModelConfig, weights: Weights, texts: Sequence[Ids], seen: Seen = _unseen) -> F32:
     """The last normed hidden state of every token, texts one after another: float32 [sum of lengths, H].
 
-    `seen(name, x)` is called with what each norm is about to read, x [sum of lengths, H].
+    `seen(name, x)` is called with what each norm and each group of projections (`Stored.groups`) is about to read,
+    x [sum of lengths, features].
     """
     lengths = [len(text) for text in texts]
 
     def norm(x: F32, name: str) -> F32:
-        if seen:
-            seen(name, x)
+        seen(name, x)
         return rms_norm(x, weights.dense(f"{name}.weight"), config.norm_eps)
 
     x = weights.dense("model.embed_tokens.weight")[np.concatenate([np.asarray(t, np.int64) for t in texts])]
     for i in range(config.layers):
         layer = f"model.layers.{i}"
-        x = x + attention(config, weights, layer, norm(x, f"{layer}.input_layernorm"), lengths)
-        x = x + mlp(weights, layer, norm(x, f"{layer}.post_attention_layernorm"))
+        x = x + attention(config, weights, layer, norm(x, f"{layer}.input_layernorm"), lengths, seen)
+        x = x + mlp(weights, layer, norm(x, f"{layer}.post_attention_layernorm"), seen)
     return norm(x, "model.norm")
 
 
-def forward(config: ModelConfig, weights: Weights, texts: Sequence[Ids], seen: Seen | None = None) -> Iterator[F32]:
+def forward(config: ModelConfig, weights: Weights, texts: Sequence[Ids], seen: Seen = _unseen) -> Iterator[F32]:
     """Logits of every token of `texts` (each a text of its own), in order, in pieces float32 [up to 256, V]."""
     hidden = hidden_states(config, weights, texts, seen)
     head = weights.dense("model.embed_tokens.weight" if config.tied else "lm_head.weight")

@@ -87,11 +87,12 @@ Table: TypeAlias = DenseRows | Blocks | Channels
 
 @dataclass(frozen=True)
 class Linear:
-    """y = x W^T + bias. `name`: last part of the node names (`q_proj`, `qkv_proj`)."""
+    """y = x W^T + bias. name: last part of the node names (`qkv_proj`). step: of x in int16; None: x stays in floats."""
 
     name: str
     matrix: Matrix
     bias: ByDtype | None
+    step: float | None = None
 
 
 @dataclass(frozen=True)
@@ -220,14 +221,17 @@ def store_model(
 
     table_rows  rows of the cos and sin tables (`Form.context`)
     dtypes      activation dtypes of the graphs to come
-    peaks       largest magnitude seen at the input of each norm, by its name; unknown ones count as small
-    Errors: what `scheme` refuses, and a file that cannot be written, as SpecError.
+    peaks       largest magnitude that each norm and each group read, by name; an unknown norm's counts as small
+    Errors: what `scheme` refuses, a peak that it needs, and a file that cannot be written, as SpecError.
     """
     scheme.check(weights)
     out = Writer(store, dtypes)
     embedding = put_table(scheme.pack(weights, f"{EMBEDDING}.weight"), out, EMBEDDING, True)
     head = embedding if config.tied else put_table(scheme.pack(weights, f"{HEAD}.weight"), out, HEAD, False)
-    groups = {path: put_group(weights, scheme, out, path, names) for path, names in _modules(config).items()}
+    groups = {
+        path: put_group(weights, scheme, out, path, names, _step(scheme, peaks or {}, path))
+        for path, names in modules(config).items()
+    }
     norms = {
         name: Norm(out.small(name, weights.dense(f"{name}.weight")), shrink((peaks or {}).get(name, 0.0)))
         for name in _norms(config)
@@ -244,7 +248,17 @@ def rotary_tables(rope: RopeFacts, rows: int, out: Writer, prefix: str = "") -> 
     return cos, sin
 
 
-def put_group(weights: Weights, scheme: Scheme, out: Writer, path: str, names: tuple[str, ...]) -> tuple[Linear, ...]:
+def _step(scheme: Scheme, peaks: Mapping[str, float], path: str) -> float | None:
+    if not scheme.steps:
+        return None
+    if not peaks.get(path):
+        raise SpecError(f"{scheme.name} needs the largest input of {path}; report this as a bug of spec-export")
+    return peaks[path] / scheme.steps
+
+
+def put_group(
+    weights: Weights, scheme: Scheme, out: Writer, path: str, names: tuple[str, ...], step: float | None = None
+) -> tuple[Linear, ...]:
     """Store projections of one input, merged where their packed forms allow. `path`: the module's and a group name."""
     module = path.rpartition(".")[0]
     paths = [f"{module}.{name}" for name in names]
@@ -253,15 +267,15 @@ def put_group(weights: Weights, scheme: Scheme, out: Writer, path: str, names: t
     whole = merged(parts) if len(parts) > 1 else None
     if whole is None or len({b is None for b in biases}) > 1:
         return tuple(
-            Linear(name, put_matrix(part, out, p), None if bias is None else out.small(f"{p}.bias", bias))
+            Linear(name, put_matrix(part, out, p), None if bias is None else out.small(f"{p}.bias", bias), step)
             for name, p, part, bias in zip(names, paths, parts, biases, strict=True)
         )
     present = [b for b in biases if b is not None]
     bias = out.small(f"{path}.bias", np.concatenate(present)) if present else None
-    return (Linear(f"{path.rpartition('.')[2]}_proj", put_matrix(whole, out, path), bias),)
+    return (Linear(f"{path.rpartition('.')[2]}_proj", put_matrix(whole, out, path), bias, step),)
 
 
-def _modules(config: ModelConfig) -> dict[str, tuple[str, ...]]:
+def modules(config: ModelConfig) -> dict[str, tuple[str, ...]]:
     """Projections that read the same input, by the path of their group."""
     groups: dict[str, tuple[str, ...]] = {}
     for i in range(config.layers):

@@ -18,7 +18,8 @@ LIMIT = 1 << 26
 """Most bytes of a graph file: weights lie elsewhere."""
 
 DOMAINS = frozenset({"", "ai.onnx", "com.microsoft"})
-CONTRIB = frozenset({"GatherBlockQuantized", "GroupQueryAttention", "MatMulNBits", "SkipSimplifiedLayerNormalization"})
+QUANTISED = frozenset({"DequantizeLinear", "GatherBlockQuantized", "MatMulNBits", "QuantizeLinear"})
+CONTRIB = QUANTISED | {"GroupQueryAttention", "SkipSimplifiedLayerNormalization"}
 """Operators of com.microsoft. One that opens a file (EPContext) or runs code is not among them."""
 
 MODEL = frozenset({1, 2, 3, 4, 5, 6, 7, 8, 14})

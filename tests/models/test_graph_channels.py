@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime as ort
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
+from spec_edge.models import reference
+from spec_edge.models.contract import SpecError
 from spec_edge.models.decoder import build
 from spec_edge.models.drafter import AsStored, own_scheme
 from spec_edge.models.forms import Form
 from spec_edge.models.planned import plannable, planned_model
-from spec_edge.models.reference import logits
+from spec_edge.models.reference import hidden_states, logits
 from spec_edge.models.schemes import int4, int8
 from spec_edge.models.schemes.scheme import channels, scheme
 from spec_edge.models.store import WeightStore
@@ -38,6 +42,13 @@ GROUPS = hnp.arrays(np.float32, (3, 2, 32), elements=st.floats(-4, 4, width=32))
 def as_stored(tiny: Any, name: str) -> NDArray[np.float32]:
     """The numpy reference with the weights that the scheme makes."""
     return logits(tiny.config, AsStored(tiny.weights, scheme(name).pack), IDS)
+
+
+def peaks(tiny: Any) -> dict[str, float]:
+    """Largest magnitude that each norm and each group of projections reads."""
+    found: dict[str, float] = {}
+    hidden_states(tiny.config, tiny.weights, [IDS], lambda name, x: found.update({name: float(np.abs(x).max())}))
+    return found
 
 
 @pytest.mark.parametrize("name", SCHEMES)
@@ -66,7 +77,7 @@ def test_half_precision(lab: Any, tmp_path: Path, name: str) -> None:
 def test_only_schemes_that_need_it_raise_the_opset(lab: Any, tmp_path: Path, name: str) -> None:
     tiny = lab.tiny("llama-gqa-tied")
     with WeightStore(tmp_path / "weights.bin") as store:
-        stored = store_model(tiny.config, tiny.rope, tiny.weights, scheme(name), store, TABLE)
+        stored = store_model(tiny.config, tiny.rope, tiny.weights, scheme(name), store, TABLE, peaks=peaks(tiny))
     for form in FORMS:
         opsets = {o.domain: o.version for o in build(tiny.config, stored, form)[0].opset_import}
         assert opsets[""] == (21 if name in SCHEMES else 17)
@@ -76,7 +87,7 @@ def test_only_schemes_that_need_it_raise_the_opset(lab: Any, tmp_path: Path, nam
 def test_a_plan_has_the_size_of_the_weights(lab: Any, tmp_path: Path, name: str) -> None:
     tiny, dtypes = lab.tiny("qwen2-bias-untied"), ("float32", "float16")
     with WeightStore(tmp_path / "weights.bin") as store:
-        stored = store_model(tiny.config, tiny.rope, tiny.weights, scheme(name), store, TABLE, dtypes)
+        stored = store_model(tiny.config, tiny.rope, tiny.weights, scheme(name), store, TABLE, dtypes, peaks(tiny))
         size = store.fact().bytes
     planned, planned_size = planned_model(tiny.config, tiny.rope, name, "weights.bin", TABLE, dtypes)
     assert abs(planned_size - size) < 64
@@ -124,6 +135,44 @@ def test_four_bits_are_never_worse_than_the_plain_grid(w: NDArray[np.float32]) -
 @pytest.mark.parametrize("name", SCHEMES)
 def test_a_drafter_keeps_eight_bits_and_the_form(name: str) -> None:
     assert own_scheme(name, (100, 576)) == own_scheme(name, (7, 33)) == "int8-channel"
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a16w8_rounds_what_projections_read(
+    lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str
+) -> None:
+    """Coarse steps, so that rounding is far above the tolerance: 6 bits each side."""
+    tiny, form, most = lab.tiny(model), FORMS[3], peaks(lab.tiny(model))
+    chosen = replace(scheme("a16w8"), steps=63)
+    with WeightStore(tmp_path / "weights.bin") as store:
+        stored = store_model(tiny.config, tiny.rope, tiny.weights, chosen, store, TABLE, peaks=most)
+    (tmp_path / "graph.onnx").write_bytes(build(tiny.config, stored, form)[0].SerializeToString())
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = ort.InferenceSession(str(tmp_path / "graph.onnx"), options, providers=["CPUExecutionProvider"])
+    out = lab.runners["portable"](session, tiny, SLOTS).run(IDS[:8])
+
+    whole, plain = reference._project, logits(tiny.config, AsStored(tiny.weights, chosen.pack), IDS[:8])
+
+    def project(weights: Any, name: str, x: NDArray[np.float32], bias: bool) -> NDArray[np.float32]:
+        group = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "gate_proj": "gate_up", "up_proj": "gate_up"}
+        path, _, last = name.rpartition(".")
+        step = np.float32(most[f"{path}.{group.get(last, last.removesuffix('_proj'))}"] / 63)
+        return whole(weights, name, np.rint(x / step) * step, bias)
+
+    monkeypatch.setattr(reference, "_project", project)
+    want = logits(tiny.config, AsStored(tiny.weights, chosen.pack), IDS[:8])
+    assert np.abs(want - plain).max() > 0.05
+    assert np.abs(out - want).max() < 0.2 * np.abs(want - plain).max()
+
+
+def test_a16w8_needs_what_the_check_text_showed(lab: Any, tmp_path: Path) -> None:
+    tiny = lab.tiny("llama-gqa-tied")
+    with (
+        WeightStore(tmp_path / "weights.bin") as store,
+        pytest.raises(SpecError, match=r"largest input of .*0\.self_attn"),
+    ):
+        store_model(tiny.config, tiny.rope, tiny.weights, scheme("a16w8"), store, TABLE)
 
 
 @pytest.mark.real

@@ -99,7 +99,7 @@ def test_every_scheme_stays_within_its_error(lab: Any, tmp_path: Path, name: str
 
 def test_known_schemes_and_a_misspelt_one() -> None:
     assert known("spec_edge.models.schemes", "SCHEME") == (
-        *("fp16", "fp32", "int4", "int4-channel", "int4-g128", "int8", "int8-channel", "keep"),
+        *("a16w8", "fp16", "fp32", "int4", "int4-channel", "int4-g128", "int8", "int8-channel", "keep"),
     )
     with pytest.raises(BadUsage, match=r"unknown precision 'in8'. Did you mean 'int8'\?"):
         scheme("in8")
