@@ -87,7 +87,7 @@ Table: TypeAlias = DenseRows | Blocks | Channels
 
 @dataclass(frozen=True)
 class Linear:
-    """y = x W^T + bias. name: last part of the node names (`qkv_proj`). step: of x in int16; None: x stays in floats."""
+    """y = x W^T + bias. name: last part of the node names (`qkv_proj`). step: of int16 x; None: x is a float."""
 
     name: str
     matrix: Matrix
