@@ -9,13 +9,15 @@ from __future__ import annotations
 import onnx
 from onnx import TensorProto, helper
 
-from spec_edge.models.lowerings.spelling import Known
+from spec_edge.models.lowerings.spelling import QUANTISES, Known
 
 NARROW = {"bfloat16": TensorProto.BFLOAT16}
 MOVES = frozenset(
     {"Concat", "Expand", "Gather", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze", "Where"}
 )
 """They only move values, which were rounded before."""
+EXACT = MOVES | set(QUANTISES)
+"""What has been quantised is in integers there."""
 
 
 def rounded(model: onnx.ModelProto, to: str) -> onnx.ModelProto:
@@ -34,9 +36,10 @@ def rounded(model: onnx.ModelProto, to: str) -> onnx.ModelProto:
     for node in graph.node:
         own = onnx.NodeProto()
         own.CopyFrom(node)
-        for i, name in enumerate(own.input):
+        scaled = own.op_type in QUANTISES  # the scale behind the value stays as it is
+        for i, name in enumerate(own.input[:1] if scaled else own.input):
             own.input[i] = f"{name}/rounded" if name in entering else name
-        results = [] if own.op_type in MOVES else [n for n in own.output if n and known.dtype(n) == "float32"]
+        results = [] if own.op_type in EXACT else [n for n in own.output if n and known.dtype(n) == "float32"]
         for i, name in enumerate(own.output):
             own.output[i] = f"{name}/exact" if name in results else name
         nodes.append(own)

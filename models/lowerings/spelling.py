@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper, shape_inference
 
 from spec_edge.models.contract import SpecError
+from spec_edge.models.graph import CONTRIB
 from spec_edge.models.plugins import find
 
+QUANTISES = ("QuantizeLinear", "DequantizeLinear")
 Array: TypeAlias = NDArray[Any]
 
 
@@ -45,7 +47,7 @@ class Known:
     """What is known of a model's values: shapes, types and constants."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
-        inferred = shape_inference.infer_shapes(model).graph
+        inferred = shape_inference.infer_shapes(_readable(model)).graph
         self._types = {v.name: v.type.tensor_type for v in (*inferred.input, *inferred.value_info, *inferred.output)}
         self._held = {tensor.name: tensor for tensor in model.graph.initializer}
         self.made: dict[str, onnx.TensorProto] = {}
@@ -76,6 +78,20 @@ class Known:
         path = f"/spelling/{name}"
         self.made.setdefault(path, numpy_helper.from_array(array, path))
         return path
+
+
+def _readable(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model for shape inference, which does not know ONNX Runtime's quantisation: it changes no shape."""
+    if not any(node.domain == CONTRIB and node.op_type in QUANTISES for node in model.graph.node):
+        return model
+    out = onnx.ModelProto()
+    out.CopyFrom(model)
+    for node in out.graph.node:
+        if node.domain == CONTRIB and node.op_type in QUANTISES:
+            node.domain, node.op_type = "", "Identity"
+            del node.input[1:]
+            del node.attribute[:]
+    return out
 
 
 def respelled(spelling: str, model: onnx.ModelProto, kept: Collection[str]) -> onnx.ModelProto:
