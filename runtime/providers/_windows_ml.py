@@ -31,8 +31,12 @@ class Entry:
 
 
 def catalogue(command: Sequence[str] = COMMAND) -> tuple[Entry, ...]:
-    """What Windows ML lists; empty where the package is missing or does not answer."""
-    if importlib.util.find_spec(PACKAGE) is None:
+    """What Windows ML lists; empty where the package is missing or does not answer.
+
+    A frozen app has no Python to start (its own executable would be started instead), and gets nothing from here.
+    """
+    frozen = command is COMMAND and (getattr(sys, "frozen", False) or not sys.executable)
+    if frozen or importlib.util.find_spec(PACKAGE) is None:
         return ()
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=TIMEOUT_S, check=False)

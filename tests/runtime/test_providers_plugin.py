@@ -144,6 +144,10 @@ def test_the_catalogue_is_read_in_a_child(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(_windows_ml, "TIMEOUT_S", 0.5)
     assert _windows_ml.catalogue([sys.executable, "-c", "import time; time.sleep(60)"]) == ()
     assert _windows_ml.catalogue(["no-such-program"]) == ()
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "frozen", True, raising=False)
+        patch.setattr(_windows_ml.subprocess, "run", pytest.fail)
+        assert _windows_ml.catalogue() == ()
     monkeypatch.setattr(_windows_ml.importlib.util, "find_spec", lambda _: None)
     assert _windows_ml.catalogue(says) == ()
 
