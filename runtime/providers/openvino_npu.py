@@ -32,8 +32,8 @@ COMPILERS = ("openvino_intel_npu_compiler", "npu_driver_compiler")
 """Libraries that hold Intel's NPU compiler: OpenVINO's own, and the driver's."""
 
 NPUW: Options = {"NPUW_DEVICES": DEVICE, "NPUW_FALLBACK_EXEC": "NO", "NPUW_ONLINE_PIPELINE": "NONE"}
-"""Nothing falls back, and nothing is cut up: NPUW's own cuts (REG) of graphs with 8-bit and 4-bit weights behind
-DequantizeLinear gave another text at each run (2026.4.1, over the CPU); whole graphs are right."""
+"""Nothing falls back, and nothing is cut up: over the CPU, NPUW's own cuts (REG, 2026.4.1) of a two-layer graph with
+weights behind DequantizeLinear gave other and wrong logits at each run; whole it was right to 3e-6."""
 
 NO_COMPILER = "; OpenVINO's wheel for Linux has no NPU compiler: install intel-driver-compiler-npu"
 ON_LINUX = platform.system() == "Linux"
