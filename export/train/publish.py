@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from spec_edge.export.drafter_files import open_files
@@ -67,7 +67,8 @@ def starting_weights(path: Path, target: ModelConfig) -> Start:
 def publish(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor], text: str) -> None:
     """The files of a checkpoint."""
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
-    save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
+    # save_file would make it the owner's alone
+    (folder / "model.safetensors").write_bytes(save({name: t.cpu().contiguous() for name, t in tensors.items()}))
     (folder / "README.md").write_text(text, encoding="utf-8")
 
 
