@@ -13,11 +13,14 @@ bundle() { # NAME MODEL OPTIONS...: made unless it is there
 compile() { # NAME OPTIONS...
   "$python" "$root/.ci/slow/npu_compile.py" "$rows" "$work/$1" "${@:2}" || echo "npu_whole: a graph of $1 does not compile" >&2
 }
-for precision in int8-channel fp16; do
-  bundle "smollm2-$precision" "$smollm2" --precision $precision --widths 1,4,8,16,32 --eagle "$eagle" --medusa "$medusa"
-  bundle "qwen-$precision" "$qwen" --precision $precision --widths 1,8
-done
-compile smollm2-int8-channel --targets 3720,4000,5010
+# Each NPU's target holds two widths at most; its float16 activations are what its compiler must see.
+int8=(--target meteor-lake --precision int8-channel)
+bundle smollm2-int8-channel "$smollm2" "${int8[@]}" --widths 1,8 --eagle "$eagle" --medusa "$medusa"
+for width in 4 16 32; do bundle "smollm2-int8-channel-$width" "$smollm2" "${int8[@]}" --widths "1,$width"; done
+bundle smollm2-fp16 "$smollm2" --precision fp16 --widths 1,4,8,16,32 --eagle "$eagle" --medusa "$medusa"
+bundle qwen-int8-channel "$qwen" "${int8[@]}" --widths 1,8
+bundle qwen-fp16 "$qwen" --precision fp16 --widths 1,8
+for name in smollm2-int8-channel smollm2-int8-channel-{4,16,32}; do compile "$name" --targets 3720,4000,5010 --graphs '*-p1152,medusa*'; done
 compile smollm2-fp16
 compile qwen-int8-channel --targets 3720,4000,5010 --graphs 'verify-*-s8-*,prefill-*'
 compile qwen-fp16 --targets qnn --graphs 'verify-*-s8-*,prefill-*'
