@@ -156,7 +156,7 @@ def _row(bundle: Path, manifest: dict[str, Any], graph: dict[str, Any], target: 
         graph_sha256=graph["file"]["sha256"],
         weights_sha256=manifest["weights"]["sha256"],
         model=manifest["model"]["name"],
-        precision=manifest["precision"],
+        precision=_precision(manifest, graph),
         graph=graph["name"],
         network=graph["network"],
         role=graph["role"],
@@ -171,6 +171,12 @@ def _row(bundle: Path, manifest: dict[str, Any], graph: dict[str, Any], target: 
         error="" if compiled else f"exit {code}: {' '.join(text.split())[-600:]}",
         date=datetime.date.today().isoformat(),
     )
+
+
+def _precision(manifest: dict[str, Any], graph: dict[str, Any]) -> str:
+    """Of the weights, and of the activations where they are not the 16 bits that an NPU computes in."""
+    wide = any(tensor["dtype"] == "float32" for tensor in graph["inputs"])
+    return manifest["precision"] + (", float32 activations" if wide and manifest["precision"] != "fp32" else "")
 
 
 def _command(model: Path, target: str, blob: Path) -> list[str]:
