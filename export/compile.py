@@ -99,6 +99,7 @@ def compile_bundle(
         raise SpecError(f"nothing is compiled for {profile.name}: {profile.refuses}")
     maker, arguments = _compiler(profile, options.here, named)
     bundle = open_bundle(options.bundle)
+    _check_out(options.out, bundle)
     graphs = _graphs(bundle, profile, options.graphs)
     found = maker.find(arguments)
     settings = settings or settings_from(os.environ)
@@ -135,6 +136,16 @@ def _compiler(profile: Target, here: bool, named: Callable[[str], Provider]) -> 
         if (maker := named(name)).compile is not None:
             return maker, options
     raise BadUsage(f"no provider of target {profile.name} compiles ahead of time: its graphs are compiled when opened")
+
+
+def _check_out(out: Path | None, bundle: Bundle) -> None:
+    """BadUsage: copies cannot go there, or would make the bundle one that nothing vouches for."""
+    if out is None:
+        return
+    if bundle.folder in (out.resolve(), *out.resolve().parents):
+        raise BadUsage(f"--out '{out}' lies in the bundle, which must hold its own files only; name another folder")
+    if out.exists() and not out.is_dir():
+        raise BadUsage(f"--out '{out}' is a file; name a folder")
 
 
 def _graphs(bundle: Bundle, profile: Target, patterns: Sequence[str]) -> tuple[GraphSpec, ...]:

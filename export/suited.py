@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx
 
 from spec_edge.export.rules import Place, check
+from spec_edge.models.contract import SpecError
 from spec_edge.models.lowerings.spelling import respelled
 from spec_edge.targets.target import Rules, Target
 
@@ -14,6 +15,18 @@ ANY_WIDTH = Rules(symbolic=True)
 
 def suited(model: onnx.ModelProto, place: Place, target: Target, precision: str) -> bytes:
     """The graph's file. SpecError: it breaks a rule of the target."""
+    try:
+        return _suited(model, place, target, precision)
+    except SpecError as error:
+        if precision in target.precisions:
+            raise
+        offered = ", ".join(target.precisions)
+        raise SpecError(
+            f"--precision {precision} is none that target {target.name} offers ({offered}): {error.message}"
+        ) from None
+
+
+def _suited(model: onnx.ModelProto, place: Place, target: Target, precision: str) -> bytes:
     if place.width is None:
         check(model, place, target.rules_of(precision) if target.symbolic else ANY_WIDTH, target.name)
         return bytes(model.SerializeToString())

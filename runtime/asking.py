@@ -21,6 +21,7 @@ from spec_edge.runtime.compiling import exit_words
 from spec_edge.runtime.doctor_child import MARK
 from spec_edge.runtime.providers.provider import ProviderMissing
 from spec_edge.runtime.remembered import folder_of, recall, remember
+from spec_edge.runtime.termination import termination_as_interrupt
 
 COMMAND = (sys.executable, "-m", "spec_edge.runtime.doctor_child")
 TIMEOUT_S = 30.0
@@ -104,7 +105,7 @@ def _answers(lines: Sequence[dict[str, Any]]) -> tuple[dict[str, Provider], str]
 
 def _child(command: Sequence[str], timeout_s: float) -> tuple[list[dict[str, Any]], str]:
     """The lines of one child, and how it ended."""
-    with tempfile.TemporaryFile() as out:
+    with tempfile.TemporaryFile() as out, termination_as_interrupt():
         try:
             done = subprocess.run(
                 command,

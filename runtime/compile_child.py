@@ -44,7 +44,7 @@ def request(job: Job, name: str, file: Path, answer: Path, tried: bool) -> str:
         "options": dict(job.options),
         "threads": job.threads,
         "tried": tried,
-        "file": str(file),
+        "file": str(file.absolute()),
         "answer": str(answer),
     }
     return json.dumps(plain) + "\n"

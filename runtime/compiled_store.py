@@ -72,7 +72,7 @@ class Entry:
 def store_folder() -> Path:
     """Where compiled graphs lie; SPEC_EDGE_COMPILED names another folder."""
     given = os.environ.get("SPEC_EDGE_COMPILED")
-    return Path(given) if given else platformdirs.user_cache_path("spec-edge", appauthor=False) / "compiled"
+    return Path(given).absolute() if given else platformdirs.user_cache_path("spec-edge", appauthor=False) / "compiled"
 
 
 def cache_key(job: Job, provider: Provider, found: Found) -> str:

@@ -86,6 +86,8 @@ def settings_from(environment: Mapping[str, str], again: bool = False) -> Compil
             numbers[name] = float("nan")
         if not 0 <= numbers[name] < 1e9:
             raise BadUsage(f"{name}={text!r} is not a number of 0 or more")
+    if not numbers["SPEC_EDGE_COMPILE_S"]:
+        raise BadUsage("SPEC_EDGE_COMPILE_S is 0; a compiler needs some seconds for a graph")
     return CompileSettings(numbers["SPEC_EDGE_COMPILE_S"], int(numbers["SPEC_EDGE_COMPILED_GB"] * 1e9), again=again)
 
 

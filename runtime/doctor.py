@@ -20,7 +20,7 @@ from spec_edge.runtime.known_bad import known_bad
 from spec_edge.runtime.onnx_nodes import nodes_of, operations
 from spec_edge.runtime.remembered import folder_of, forget_all
 from spec_edge.runtime.smoke import SMOKE
-from spec_edge.targets.target import Target, target, targets
+from spec_edge.targets.target import Target, recorded, targets
 
 
 @dataclass(frozen=True)
@@ -133,5 +133,5 @@ def _bundle(bundle: Bundle, found: Mapping[str, Provider], kept: Sequence[Entry]
         cost = sum(operations(graph, nodes).values())
         graphs.append(Graph(graph.name, len(nodes.nodes), cost, by_graph.get(graph.file.sha256, {})))
     total = sum(size for graph in graphs for size in graph.compiled.values())
-    runs_here = runs(target(facts.target), found)
+    runs_here = runs(recorded(facts.target), found)
     return BundleFacts(str(bundle.folder), facts.model.name, facts.precision, runs_here, tuple(graphs), total)

@@ -10,7 +10,7 @@ from spec_edge.runtime.bundle import Bundle, is_bundle, open_bundle
 
 
 def fallback(bundle: Bundle) -> Bundle | None:
-    """SpecError: it is not beside the bundle, or is another one."""
+    """SpecError: it is not beside the bundle, is another one, or spells its tokens otherwise."""
     fact = bundle.manifest.fallback
     if fact is None:
         return None
@@ -20,4 +20,8 @@ def fallback(bundle: Bundle) -> Bundle | None:
     found = open_bundle(folder)
     if found.digest != fact.sha256:
         raise SpecError(f"{folder} is not the fallback that was exported with this bundle; export the model again")
+    own, other = bundle.manifest, found.manifest
+    ids = (own.text.tokenizer.sha256, own.text.tokens, own.model.vocab_size)
+    if ids != (other.text.tokenizer.sha256, other.text.tokens, other.model.vocab_size):
+        raise SpecError(f"the fallback at {folder} has another vocabulary than this bundle; export the model again")
     return found

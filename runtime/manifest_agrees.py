@@ -24,6 +24,9 @@ FUSE, UNFUSED = "fuse", ("prefill", "catchup")
 ANSWER, LOGITS = ("top_ids", "top_logprobs", "hidden"), {"step": ("logits",)}
 """Outputs of EAGLE's graphs, and those of some roles."""
 
+STATIC = ("input_ids", "cos", "sin", "bias_past", "bias_new")
+"""Inputs of a graph of fixed width and past, besides the cache."""
+
 _PAST = re.compile(r"past_(?:key|value)\.\d+")
 Tensors = Mapping[str, tuple[Dim, ...]]
 
@@ -33,6 +36,8 @@ def agree(manifest: Manifest) -> None:
     for i, graph in enumerate(manifest.graphs):
         if strangers := [name for name in graph.borrows if name not in BORROWED or graph.network == "target"]:
             fail(f"graphs[{i}].borrows", f"names {ascii(strangers[0])[:60]}, which no graph of this network borrows")
+    for i, graph in enumerate(manifest.graphs):
+        _sizes(graph, f"graphs[{i}]")
     for graph in _of(manifest, "target"):
         _cache(graph, manifest.model, "model")
         _features(graph, manifest.model)
@@ -52,6 +57,24 @@ def _cache(graph: GraphSpec, facts: ModelFacts | CacheFacts, where: str) -> None
         for name in ("kv_heads", "head_dim"):
             if found.get(name) != getattr(facts, name):
                 fail(f"{where}.{name}", f"{getattr(facts, name)} is not the {found.get(name)} of graph {graph.name}")
+
+
+def _sizes(graph: GraphSpec, where: str) -> None:
+    """Width and past are those of the tensors; a graph that has both has no size that is left open."""
+    if graph.width is None or graph.past is None:
+        return
+    inputs = _shapes(graph.inputs)
+    if lacking := [name for name in STATIC if name not in inputs]:
+        fail(where, f"needs the input '{lacking[0]}' of graph {graph.name}")
+    for tensor in (*graph.inputs, *graph.outputs):
+        if any(isinstance(size, str) for size in tensor.shape):
+            fail(where, f"has a width and a past, and '{tensor.name}' of graph {graph.name} has a size left open")
+    if inputs["bias_past"] != (1, 1, graph.width, graph.past):
+        fail(where, f"width {graph.width} and past {graph.past} are not those of graph {graph.name}")
+    if inputs["input_ids"] != (1, graph.width) or inputs["bias_new"] != (1, 1, graph.width, graph.width):
+        fail(f"{where}.width", f"{graph.width} is not that of graph {graph.name}")
+    if any(shape[2:3] != (graph.past,) for name, shape in inputs.items() if _PAST.fullmatch(name)):
+        fail(f"{where}.past", f"{graph.past} is not that of graph {graph.name}")
 
 
 def _features(graph: GraphSpec, model: ModelFacts) -> None:

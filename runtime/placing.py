@@ -29,7 +29,7 @@ from spec_edge.runtime.providers.provider import Found, Job, Opened, Opener, Pro
 from spec_edge.runtime.sessions import choose
 from spec_edge.runtime.sessions.chain import Candidate, Chain, Closable, Say
 from spec_edge.runtime.sessions.failover import FailoverSession
-from spec_edge.targets.target import target
+from spec_edge.targets.target import recorded as target
 
 AUTO, TARGET, DRAFT = "auto", "target", "draft"
 REFERENCE = "cpu"
@@ -65,7 +65,7 @@ class Step:
 def steps(bundle: Bundle, wish: Wish) -> tuple[Step, ...]:
     """The chain: what was asked for, then the rest of the target's; only the first where nothing may stand in.
 
-    SpecError: the target refuses language models.
+    SpecError: the target refuses language models, or is unknown.
 
     The providers of a fallback bundle run that instead: it was exported for them. What they replace comes last.
     """

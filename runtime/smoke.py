@@ -76,8 +76,9 @@ def wrong(figures: Figures, stated: Quality) -> str:
     """What is out of bounds, with the figures; "" for logits that are as good as the bundle says."""
     if not figures.finite:
         return "some are not finite"
-    most_kl = TIMES * max(kind.kl for kind in stated.kinds) + ROUNDING
-    expected = figures.rows * (1 - min(kind.top1 for kind in stated.kinds) + FLIPPED)
+    kinds = stated.kinds or (stated,)
+    most_kl = TIMES * max(kind.kl for kind in kinds) + ROUNDING
+    expected = figures.rows * (1 - min(kind.top1 for kind in kinds) + FLIPPED)
     most_missed = math.floor(expected + DEVIATIONS * math.sqrt(expected))
     if figures.kl <= most_kl and figures.missed <= most_missed:
         return ""

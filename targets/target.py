@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spec_edge.models.contract import SpecError
+from spec_edge.models.contract import BadUsage, SpecError
 from spec_edge.models.plugins import find, known
 
 LOWERINGS = ("portable", "fused")
@@ -189,6 +189,15 @@ def target(name: str) -> Target:
     """The profile in `targets/<name>.py`."""
     profile: Target = find("spec_edge.targets", "TARGET", name, "target").TARGET
     return profile
+
+
+def recorded(name: str) -> Target:
+    """The profile that a bundle names. SpecError: this version of spec-edge has none of that name."""
+    try:
+        return target(name)
+    except BadUsage:
+        known_here = "this version of spec-edge does not know; export the model again, or install a newer version"
+        raise SpecError(f"this bundle is for target {ascii(name)[:60]}, which {known_here}") from None
 
 
 def targets() -> tuple[Target, ...]:

@@ -46,7 +46,8 @@ class StaticEagleSession:
             role: [g for g in bundle.graphs(METHOD, role) if g.lowering == "portable" and g.past and g.width]
             for role in ROLES
         }
-        if not all(self._graphs.values()):
+        sizes = [{g.past for g in graphs} for graphs in self._graphs.values()]
+        if not all(sizes) or any(found != sizes[0] for found in sizes):
             raise SpecError(f"this bundle's EAGLE drafter has no complete set of static graphs; {AGAIN}")
         self._opener: Opener | None = opener
         self._shape = shape

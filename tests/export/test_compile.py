@@ -95,6 +95,17 @@ def test_copies_and_a_report(run: Callable[..., CompileReport], tmp_path: Path) 
     assert sum(p.stat().st_size for p in folder.iterdir()) == report.graphs[0].bytes
 
 
+def test_copies_go_into_no_bundle_and_no_file(run: Callable[..., CompileReport], bundle: Path, tmp_path: Path) -> None:
+    before = sorted(bundle.iterdir())
+    for out in (bundle, bundle / "compiled"):
+        with pytest.raises(BadUsage, match="lies in the bundle"):
+            run("never", out=out)
+    (tmp_path / "file").touch()
+    with pytest.raises(BadUsage, match="is a file; name a folder"):
+        run("never", out=tmp_path / "file")
+    assert sorted(bundle.iterdir()) == before
+
+
 @pytest.mark.parametrize(
     ("fake", "words"), [("aborts", "died on verify"), ("refuses", "is not for this NPU"), ("lies", "wrote nothing")]
 )

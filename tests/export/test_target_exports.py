@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from spec_edge.models.forms import buckets, forms
 from spec_edge.models.lowerings.rounding import rounded
 from spec_edge.models.lowerings.spelling import respelled
 from spec_edge.models.planned import plannable
-from spec_edge.runtime.bundle import open_bundle
+from spec_edge.runtime.bundle import open_bundle, sha256
 from spec_edge.runtime.fallback import fallback
 from spec_edge.targets.operators import AMD_BF16, PORTABLE
 from spec_edge.targets.target import target, targets
@@ -117,6 +118,8 @@ def test_refusals(bench: Any, tiny_target: Path, tmp_path: Path) -> None:
         "Error: graph verify-portable-s5-p256 does not suit target meteor-lake: "
         "a verify width of 5 is not one of 1, 4, 8, 16, 32; nothing was written"
     )
+    said = bench.refused(*out, "--target", "ryzen-ai", "--precision", "int8", "--context", "128")
+    assert "--precision int8 is none that target ryzen-ai offers (fp32" in said
     assert "Did you mean 'meteor-lake'" in bench.refused(*out, "--target", "meteor", code=2)
     assert "is the --target itself" in bench.refused(*out, "--with-fallback", "cpu", code=2)
     assert "AMD supports neither" in bench.refused(*out, "--with-fallback", "ryzen-ai-xdna1")
@@ -154,6 +157,23 @@ def test_the_fallback_is_recorded(pair: Path) -> None:
     assert other.digest == fact.sha256 and other.manifest.model.context == bundle.manifest.model.context
     assert any(g.lowering == "fused" for g in other.manifest.graphs)
     assert fallback(other) is None
+
+
+def test_a_fallback_with_another_vocabulary_is_refused(pair: Path, tmp_path: Path) -> None:
+    """Its ids would be decoded with this bundle's tokenizer."""
+    for name in ("b", "b-fallback"):
+        shutil.copytree(pair / name, tmp_path / name)
+    tokenizer, manifest = tmp_path / "b-fallback" / "tokenizer.json", tmp_path / "b-fallback" / "bundle.json"
+    tokenizer.write_bytes(tokenizer.read_bytes() + b" ")
+    facts = json.loads(manifest.read_text("utf-8"))
+    facts["text"]["tokenizer"] |= {"bytes": tokenizer.stat().st_size, "sha256": sha256(tokenizer)}
+    manifest.write_text(json.dumps(facts), "utf-8")
+    own = tmp_path / "b" / "bundle.json"
+    named = json.loads(own.read_text("utf-8"))
+    named["fallback"]["sha256"] = sha256(manifest)
+    own.write_text(json.dumps(named), "utf-8")
+    with pytest.raises(SpecError, match="has another vocabulary than this bundle"):
+        fallback(open_bundle(tmp_path / "b"))
 
 
 def test_a_fallback_that_was_changed_or_lost_is_refused(pair: Path) -> None:

@@ -527,11 +527,16 @@ def test_settings_from_the_environment() -> None:
                 compiling.settings_from({name: text})
     with pytest.raises(BadUsage):
         compiling.settings_from({"SPEC_EDGE_COMPILE_S": "0"})
+    with pytest.raises(BadUsage, match="SPEC_EDGE_COMPILE_S is 0"):
+        compiling.settings_from({"SPEC_EDGE_COMPILE_S": "0.0"})
 
 
 def test_the_folder_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SPEC_EDGE_COMPILED", str(tmp_path))
     assert compiled_store.store_folder() == tmp_path
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SPEC_EDGE_COMPILED", "kept")  # the child that compiles works in another folder
+    assert compiled_store.store_folder() == tmp_path / "kept"
     monkeypatch.delenv("SPEC_EDGE_COMPILED")
     assert compiled_store.store_folder().name == "compiled"
 
@@ -556,5 +561,6 @@ def test_a_command_that_is_not_there(job: Job, settings: CompileSettings) -> Non
 
 
 def test_a_request_survives_the_journey(job: Job, tmp_path: Path) -> None:
-    asked = json.loads(compile_child.request(job, "qnn", tmp_path / "a", tmp_path / "b", True))
+    asked = json.loads(compile_child.request(job, "qnn", Path("a"), tmp_path / "b", True))
+    assert Path(asked["file"]).is_absolute()
     assert compile_child._job(asked) == job

@@ -54,7 +54,8 @@ def graph(network: str, role: str) -> GraphSpec:
 def good(tiny: Path) -> Manifest:
     """The tiny bundle's manifest with a Medusa and an EAGLE drafter, its target with taps."""
     manifest = schema.read((tiny / "bundle.json").read_bytes())
-    targets = [replace(g, outputs=(*g.outputs, TAPS)) for g in manifest.graphs]
+    taps = [replace(TAPS, shape=(1, g.width or "S", 2 * HIDDEN)) for g in manifest.graphs]
+    targets = [replace(g, outputs=(*g.outputs, t)) for g, t in zip(manifest.graphs, taps, strict=True)]
     own = [graph("medusa", "heads"), *(graph("eagle", role) for role in ("catchup", "step", "fuse"))]
     model = replace(manifest.model, taps=(0, 1))
     return replace(manifest, model=model, graphs=(*targets, *own), drafters=(MEDUSA, EAGLE))
@@ -157,6 +158,10 @@ DISAGREE: list[tuple[Callable[[Manifest], Manifest], str]] = [
         each("prefill", lambda g: replace(g, borrows=("lm_head",)), "target"),
         "borrows names 'lm_head', which no graph of this network borrows",
     ),
+    (each("prefill", lambda g: replace(g, width=8), "target"), "width 8 and past 64 are not those of graph prefill"),
+    (each("verify", lambda g: replace(g, past=192), "target"), "and past 192 are not those of graph verify"),
+    (each("verify", lambda g: replace(g, inputs=g.inputs[1:]), "target"), "needs the input 'input_ids' of graph"),
+    (each("verify", lambda g: replace(g, outputs=(*g.outputs, FEATURES)), "target"), "'features' of graph verify"),
     (facts(taps=(0, 1, 2)), "model.taps [0, 1, 2] do not fit the output 'taps' of graph step"),
     (facts(vocab_size=VOCAB + 1), f"model.vocab_size {VOCAB + 1} is not the {VOCAB} of graph step"),
     (eagle(heads=2), "drafters[1].heads 2 is not 1, which kind eagle3 has"),

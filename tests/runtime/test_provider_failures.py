@@ -489,6 +489,15 @@ def test_a_bundle_of_a_target_that_refuses(sound: Path) -> None:
         placing.steps(odd, placing.Wish())
 
 
+def test_a_bundle_of_a_target_that_nobody_knows(sound: Path) -> None:
+    """The bundle is at fault, not the call."""
+    bundle = open_bundle(sound)
+    odd = dataclasses.replace(bundle, manifest=dataclasses.replace(bundle.manifest, target="moon-lake"))
+    with pytest.raises(SpecError, match="is for target 'moon-lake', which this version of spec-edge does") as caught:
+        placing.steps(odd, placing.Wish())
+    assert caught.value.exit_code == 1
+
+
 def test_sequences(opening: Opening) -> None:
     """Several texts, a device that dies in the second: each is what it would have been."""
     prompts: Sequence[str] = ("one two one two", "three", PROMPT)

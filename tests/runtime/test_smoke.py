@@ -106,6 +106,11 @@ def test_a_commit_that_keeps_the_wrong_rows_is_found_out() -> None:
     assert "KL" in wrong(measure(REFERENCE, Misplaced(honest)), EXACT)
 
 
+def test_a_bundle_may_state_no_kinds() -> None:
+    assert wrong(Figures(0.0, 0, 33), replace(EXACT, kinds=())) == ""
+    assert "KL 1" in wrong(Figures(1.0, 0, 33), replace(EXACT, kinds=()))
+
+
 def test_a_short_text_is_read_as_far_as_it_goes() -> None:
     for length in (1, 4, 16, 17, 20, 24, 30):
         figures = measure(reference(TEXT[:length]), Lying(honest))
