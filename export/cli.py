@@ -16,6 +16,7 @@ import click
 
 from spec_edge.export.train.command import train
 from spec_edge.models.contract import BadUsage, SpecError
+from spec_edge.runtime.termination import interrupted
 
 if TYPE_CHECKING:
     from spec_edge.export.options import BuildOptions
@@ -42,6 +43,11 @@ def one_line_errors(command: Callable[P, None]) -> Callable[P, None]:
         try:
             command(*args, **options)
         except KeyboardInterrupt:
+            click.echo("interrupted; nothing was left behind", err=True)
+            sys.exit(INTERRUPTED)
+        except ImportError as error:
+            if not interrupted(error):
+                raise
             click.echo("interrupted; nothing was left behind", err=True)
             sys.exit(INTERRUPTED)
         except (OSError, MemoryError) as error:

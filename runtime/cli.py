@@ -17,7 +17,7 @@ import click
 
 from spec_edge.models.contract import SpecError
 from spec_edge.runtime.options import SHOWN, Options, Shown
-from spec_edge.runtime.termination import SaidInterrupt
+from spec_edge.runtime.termination import SaidInterrupt, interrupted
 
 P = ParamSpec("P")
 INTERRUPTED = 130
@@ -34,6 +34,11 @@ def one_line_errors(command: Callable[P, None]) -> Callable[P, None]:
         except KeyboardInterrupt as error:
             if not isinstance(error, SaidInterrupt):
                 click.echo("interrupted", err=True)
+            sys.exit(INTERRUPTED)
+        except ImportError as error:
+            if not interrupted(error):
+                raise
+            click.echo("interrupted", err=True)
             sys.exit(INTERRUPTED)
         except BrokenPipeError:  # the reader has left: click ends quietly
             raise
@@ -108,6 +113,8 @@ def run(
     **values: Any,
 ) -> None:
     """Answer PROMPT (`-` reads standard input). The model is exported on first use."""
+    import numpy  # noqa: F401 - first: ONNX Runtime, which loads it otherwise, prints Ctrl-C as a traceback
+
     from spec_edge.runtime.api import load
     from spec_edge.runtime.report import note, read_prompt, show
     from spec_edge.runtime.request import check

@@ -16,6 +16,11 @@ class SaidInterrupt(KeyboardInterrupt):
     """Ctrl-C, or a request to terminate, of which a child process has already told the user."""
 
 
+def interrupted(error: ImportError) -> bool:
+    """Whether Ctrl-C ended this import: what a compiled module makes of it while it is loaded."""
+    return isinstance(error.__cause__ or error.__context__, KeyboardInterrupt)
+
+
 @contextmanager
 def termination_as_interrupt() -> Iterator[None]:
     """A termination request ends the block as Ctrl-C does."""

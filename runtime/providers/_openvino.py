@@ -17,6 +17,7 @@ from typing import Any
 from spec_edge.models.contract import TensorSpec
 from spec_edge.runtime.providers.checks import check_signature, guarded
 from spec_edge.runtime.providers.provider import Array, Found, Job, ProviderFailed, ProviderMissing
+from spec_edge.runtime.termination import interrupted
 
 INSTALL = "pip install openvino"
 NOT_RUN = frozenset({"Input", "Output", "Const", "Constant", "Parameter", "Result"})
@@ -30,6 +31,8 @@ def package() -> Any:
     try:
         import openvino
     except ImportError as error:
+        if interrupted(error):
+            raise KeyboardInterrupt from None
         raise ProviderMissing(f"the package openvino is not here ({error}); {INSTALL}") from None
     return openvino
 
