@@ -12,13 +12,17 @@ METHODS = {"eagle": "eagle3", "medusa": "medusa"}
 """Drafting method -> folder of its heads."""
 
 
-def shipped(source: str) -> dict[str, Path]:
-    """Folders by method of the heads for weights with this SHA-256; {} where there are none."""
+def heads_folder() -> Path:
+    """Where a release puts them: `<model's alias>/<kind>/`."""
+    return Path(next(iter(spec_edge.models.__path__))) / "heads"
+
+
+def shipped(source: str, root: Path | None = None) -> dict[str, Path]:
+    """Folders by method of the heads for weights with this SHA-256; {} where there are none. root: `heads_folder()`."""
     name = next((name for name, alias in ALIASES.items() if alias.sha256 == source), None)
     if name is None:
         return {}
-    root = Path(next(iter(spec_edge.models.__path__))) / "heads" / name
-    found = {method: root / folder for method, folder in METHODS.items()}
+    found = {method: (root or heads_folder()) / name / folder for method, folder in METHODS.items()}
     return {method: folder for method, folder in found.items() if (folder / "config.json").is_file()}
 
 
