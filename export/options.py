@@ -120,8 +120,11 @@ def _offered(name: str) -> Target:
 
 
 def _chosen_widths(text: str, profile: Target) -> tuple[int, ...]:
-    """BadUsage: more graphs than a target takes whose compiled graphs each hold the weights."""
+    """BadUsage: a width that its compiler was not shown to take, or more graphs than it takes, all with the weights."""
     widths = parse_widths(text)
+    allowed = profile.rules.widths
+    if allowed is not None and (strange := sorted(set(widths) - set(allowed))):
+        raise BadUsage(f"--widths {text}: target {profile.name} takes {', '.join(map(str, allowed))}, not {strange[0]}")
     if profile.most_graphs is not None and len(widths) >= profile.most_graphs:
         raise BadUsage(
             f"--widths {text} makes {len(widths)} graphs and a prefill, and target {profile.name} takes "
