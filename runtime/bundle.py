@@ -65,6 +65,20 @@ def open_bundle(folder: Path) -> Bundle:
     return bundle
 
 
+def beside(bundle: Bundle, folder: str, digest: str, what: str, otherwise: str) -> Bundle:
+    """The bundle in a folder of this name beside this one, which records its digest.
+
+    SpecError: it is not there, or is another one. what: "draft model"; otherwise: what else to do.
+    """
+    place = bundle.folder.with_name(folder)
+    if not is_bundle(place):
+        raise SpecError(f"the {what} of this bundle is not at {place}; put it back, or {otherwise}")
+    found = open_bundle(place)
+    if found.digest != digest:
+        raise SpecError(f"{place} is not the {what} that was exported with this bundle; {otherwise}")
+    return found
+
+
 def _fix(bundle: Bundle) -> str:
     return f"export it again: spec-export {bundle.manifest.source.name} -o '{bundle.folder}' --force"
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from spec_edge.models.contract import SpecError
-from spec_edge.runtime.bundle import Bundle, is_bundle, open_bundle
+from spec_edge.runtime.bundle import Bundle, beside
 from spec_edge.runtime.draft_model import DraftModel
 from spec_edge.runtime.protocols import Session
 from spec_edge.runtime.sessions.choose import open_on_cpu
@@ -49,10 +48,4 @@ def recorded(target: Bundle) -> Bundle | None:
     fact = target.manifest.draft
     if fact is None:
         return None
-    folder = target.folder.with_name(fact.folder)
-    if not is_bundle(folder):
-        raise SpecError(f"the draft model of this bundle is not at {folder}; put it back, or name one with --draft")
-    bundle = open_bundle(folder)
-    if bundle.digest != fact.sha256:
-        raise SpecError(f"{folder} is not the draft model that was exported with this bundle; name one with --draft")
-    return bundle
+    return beside(target, fact.folder, fact.sha256, "draft model", "name one with --draft")

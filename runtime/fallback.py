@@ -6,7 +6,7 @@ Enters: a bundle that records one. Leaves: that bundle, or None where there is n
 from __future__ import annotations
 
 from spec_edge.models.contract import SpecError
-from spec_edge.runtime.bundle import Bundle, is_bundle, open_bundle
+from spec_edge.runtime.bundle import Bundle, beside
 
 
 def fallback(bundle: Bundle) -> Bundle | None:
@@ -14,14 +14,11 @@ def fallback(bundle: Bundle) -> Bundle | None:
     fact = bundle.manifest.fallback
     if fact is None:
         return None
-    folder = bundle.folder.with_name(fact.folder)
-    if not is_bundle(folder):
-        raise SpecError(f"the fallback of this bundle is not at {folder}; put it back, or export the model again")
-    found = open_bundle(folder)
-    if found.digest != fact.sha256:
-        raise SpecError(f"{folder} is not the fallback that was exported with this bundle; export the model again")
+    found = beside(bundle, fact.folder, fact.sha256, "fallback", "export the model again")
     own, other = bundle.manifest, found.manifest
     ids = (own.text.tokenizer.sha256, own.text.tokens, own.model.vocab_size)
     if ids != (other.text.tokenizer.sha256, other.text.tokens, other.model.vocab_size):
-        raise SpecError(f"the fallback at {folder} has another vocabulary than this bundle; export the model again")
+        raise SpecError(
+            f"the fallback at {found.folder} has another vocabulary than this bundle; export the model again"
+        )
     return found
