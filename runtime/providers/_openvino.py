@@ -6,6 +6,7 @@ or what is missing. A graph is bound to the caller's own memory: nothing is copi
 
 from __future__ import annotations
 
+import functools
 import io
 import tempfile
 from collections import Counter
@@ -37,10 +38,24 @@ def package() -> Any:
     return openvino
 
 
+def core() -> Any:
+    """OpenVINO's `Core`. ProviderMissing: it is not installed."""
+    return _core(package())
+
+
+@functools.cache
+def _core(openvino: Any) -> Any:
+    """The one `Core` of this process, which stays until its end.
+
+    Its CPU plugin gives the calling thread another signal stack and puts the old one back when its `Core` goes. Of two
+    that overlap a stack is left that is gone, and the next Ctrl-C ends the process (seen with 2026.4.1 on Linux).
+    """
+    return openvino.Core()
+
+
 def devices() -> tuple[str, ...]:
     """What OpenVINO sees on this machine: "CPU", "GPU", "GPU.1", "NPU"."""
-    openvino = package()
-    return tuple(guarded("OpenVINO cannot list its devices", lambda: openvino.Core().available_devices))
+    return tuple(guarded("OpenVINO cannot list its devices", lambda: core().available_devices))
 
 
 def find_device(device: str, what: str = "") -> Found:
@@ -48,20 +63,18 @@ def find_device(device: str, what: str = "") -> Found:
     seen = devices()
     if device not in {name.partition(".")[0] for name in seen}:
         raise ProviderMissing(f"OpenVINO sees no {device} here, only {', '.join(seen)}{what}")
-    core = package().Core()
-    return Found(
-        _told(core, device, "FULL_DEVICE_NAME") or device, _told(core, device, "NPU_DRIVER_VERSION"), versions()
-    )
+    return Found(_told(device, "FULL_DEVICE_NAME") or device, _told(device, "NPU_DRIVER_VERSION"), versions())
 
 
 def versions() -> dict[str, str]:
     return {"openvino": version("openvino")}
 
 
-def _told(core: Any, device: str, name: str) -> str:
+def _told(device: str, name: str) -> str:
     """A property of a device; "" where it has none."""
+    asked = core()
     try:
-        return str(core.get_property(device, name))
+        return str(asked.get_property(device, name))
     except Exception:
         return ""
 
@@ -79,8 +92,7 @@ def open_graph(
     defaults  options that job.options override
     placed    nodes by what runs them; None: the plugin tells
     """
-    core = package().Core()
-    compiled = _imported(core, job, name, device) if job.artefact else _compiled(core, job, name, device, defaults)
+    compiled = _imported(job, name, device) if job.artefact else _compiled(job, name, device, defaults)
     ports = (compiled.inputs, compiled.outputs)
     stated = (job.graph.inputs, job.graph.outputs)
     check_signature(job.graph, *([_tensor(p, side) for p in found] for found, side in zip(ports, stated, strict=True)))
@@ -89,7 +101,7 @@ def open_graph(
 
 def compile_graph(job: Job, file: Path, name: str, device: str, defaults: Options) -> None:
     """Write the compiled graph to `file`, whole or not at all."""
-    compiled = _compiled(package().Core(), job, name, device, defaults)
+    compiled = _compiled(job, name, device, defaults)
     blob = io.BytesIO()
     guarded(f"{name} cannot export {job.graph.file.file}", lambda: compiled.export_model(blob))
     with tempfile.NamedTemporaryFile(dir=file.parent, suffix=".part", delete=False) as out:
@@ -102,17 +114,17 @@ def compile_graph(job: Job, file: Path, name: str, device: str, defaults: Option
     Path(out.name).replace(file)
 
 
-def _compiled(core: Any, job: Job, name: str, device: str, defaults: Options) -> Any:
+def _compiled(job: Job, name: str, device: str, defaults: Options) -> Any:
     def made() -> Any:
-        return core.compile_model(core.read_model(str(job.model)), device, {**defaults, **job.options})
+        return core().compile_model(core().read_model(str(job.model)), device, {**defaults, **job.options})
 
     return guarded(f"OpenVINO cannot open {job.graph.file.file} on {name}", made)
 
 
-def _imported(core: Any, job: Job, name: str, device: str) -> Any:
+def _imported(job: Job, name: str, device: str) -> Any:
     def made() -> Any:
         with Path(str(job.artefact)).open("rb") as file:
-            return core.import_model(file.read(), device, dict(job.options))
+            return core().import_model(file.read(), device, dict(job.options))
 
     return guarded(f"OpenVINO cannot read the compiled {job.graph.file.file} on {name}", made)
 

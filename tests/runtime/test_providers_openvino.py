@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -221,3 +222,36 @@ def test_nothing_runs_on_the_cpu_unless_it_is_said() -> None:
     asked: Any = type("Asked", (), {"options": {"NPU_USE_NPUW": "YES"}})
     assert openvino_npu.defaults(asked)["NPUW_DEVICES"] == "NPU"
     assert openvino_npu.defaults(asked)["NPUW_FALLBACK_EXEC"] == "NO"
+
+
+INTERRUPTED = """
+import gc, sys, signal
+from pathlib import Path
+from spec_edge.runtime.bundle import open_bundle
+from spec_edge.runtime.providers import _openvino, openvino_cpu
+from spec_edge.runtime.providers.opening import opener
+from spec_edge.runtime.sessions.choose import open_session
+
+def opened():
+    openvino_cpu.PROVIDER.find({})
+    bundle = open_bundle(Path(sys.argv[1]))
+    return open_session(bundle, openvino_cpu.PROVIDER, opener(bundle, openvino_cpu.PROVIDER, 1))
+
+first = opened()
+second = opened()
+first.close()
+second.close()
+del first, second
+gc.collect()
+signal.signal(signal.SIGINT, signal.default_int_handler)
+try:
+    signal.raise_signal(signal.SIGINT)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+def test_ctrl_c_after_openvino_is_ctrl_c(tiny: Path) -> None:
+    """Its CPU plugin changes the signal stack: two `Core`s that end in the wrong order made this a crash."""
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED, str(tiny)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, "interrupted"), done.stderr
