@@ -16,6 +16,11 @@ def fallback(bundle: Bundle) -> Bundle | None:
         return None
     found = beside(bundle, fact.folder, fact.sha256, "fallback", "export the model again")
     own, other = bundle.manifest, found.manifest
+    if (fact.target, fact.precision) != (other.target, other.precision):
+        raise SpecError(
+            f"the fallback at {found.folder} is for {other.target} in {other.precision}, not what this bundle records; "
+            "export the model again"
+        )
     ids = (own.text.tokenizer.sha256, own.text.tokens, own.model.vocab_size)
     if ids != (other.text.tokenizer.sha256, other.text.tokens, other.model.vocab_size):
         raise SpecError(

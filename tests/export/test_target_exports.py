@@ -173,6 +173,19 @@ def test_a_fallback_with_another_vocabulary_is_refused(pair: Path, tmp_path: Pat
         fallback(open_bundle(tmp_path / "b"))
 
 
+@pytest.mark.parametrize(("what", "said"), [("target", "openvino-cpu"), ("precision", "fp16")])
+def test_a_fallback_that_is_not_what_is_recorded_is_refused(pair: Path, tmp_path: Path, what: str, said: str) -> None:
+    for name in ("b", "b-fallback"):
+        shutil.copytree(pair / name, tmp_path / name)
+    recorded = tmp_path / "b" / "bundle.json"
+    named = json.loads(recorded.read_text("utf-8"))
+    assert named["fallback"][what] != said
+    named["fallback"][what] = said
+    recorded.write_text(json.dumps(named), encoding="utf-8")
+    with pytest.raises(SpecError, match="not what this bundle records"):
+        fallback(open_bundle(tmp_path / "b"))
+
+
 def test_a_fallback_that_was_changed_or_lost_is_refused(pair: Path) -> None:
     manifest = pair / "b-fallback" / "bundle.json"
     text = manifest.read_bytes()
