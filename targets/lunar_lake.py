@@ -1,6 +1,6 @@
 """Lunar Lake (NPU 4000).
 
-Intel's compiler estimates (docs/targets.md), SmolLM2 in fp16, P = 1152: 10.1 ms at width 1, 12.9 at 8, 14.2 at 16.
+Intel's compiler estimates (docs/targets.md), SmolLM2 in fp16, P = 1152: 8.2 ms at width 1, 10.6 at 8, 11.4 at 16.
 Eight more rows would cost a tenth of a step; most drafts have fewer than eight.
 """
 

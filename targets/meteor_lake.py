@@ -1,7 +1,7 @@
 """Meteor Lake (NPU 3720; Arrow Lake has the same).
 
-Intel's compiler estimates (docs/targets.md), SmolLM2 in fp16, P = 1152: 11.2 ms at width 1, 14.3 at 8, 17.1 at 16.
-So the widest graph is 8 rows: twice the rows cost another fifth of a step.
+Intel's compiler estimates (docs/targets.md), SmolLM2 in fp16, P = 1152: 8.5 ms at width 1, 11.3 at 8, 13.0 at 16.
+So the widest graph is 8 rows: twice the rows cost another fifth of a step of one row.
 """
 
 from __future__ import annotations
