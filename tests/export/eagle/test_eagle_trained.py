@@ -45,7 +45,7 @@ def test_a_trained_drafter_is_as_good_as_elsewhere(smollm2_gguf: Path, tmp_path:
     with ExitStack() as stack:
         checkpoint = open_checkpoint(smollm2_gguf)
         found = attach({"eagle": Path(str(TRAINED))}, checkpoint.config, stack)
-        plan = Plan(checkpoint, replace(target("cpu"), buckets=()), 512, (1, 8), found)
+        plan = Plan(checkpoint, replace(target("cpu"), buckets=(512,)), 512, (1, 8), found)
         quality = Quality(0.0, 1.0, 1, "prose", (KindQuality("prose", 0.0, 1.0, 1),))
         candidate = finish(start(plan, "fp32", folder, {}), plan, law, quality, None)
         (folder / "bundle.json").write_bytes(schema.write(candidate.manifest))
