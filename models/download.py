@@ -21,8 +21,8 @@ from spec_edge.models.contract import SpecError
 from spec_edge.models.hashing import Progress
 
 _PIECE = 4 << 20
-_BAD_ZIP = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, ValueError, NotImplementedError, RuntimeError)
-"""What zipfile raises on damaged archives."""
+_BAD_ZIP = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, ValueError, RuntimeError)
+"""What zipfile raises on damaged archives, some of it by its subclasses."""
 _POLL_SECONDS = 0.2
 HUB_FILES = (
     "config.json",

@@ -182,7 +182,7 @@ def test_a_failure_is_one_line(job: Job, settings: CompileSettings, name: str, w
     assert compiled_store.entries(settings.folder) == ()
 
 
-@pytest.mark.skipif(os.name == "nt", reason="signals")
+@pytest.mark.skipif(os.name == "nt", reason="a process that crashes on Windows ends with an exit code, not by a signal")
 @pytest.mark.parametrize(
     ("name", "signal_name"), [("aborts", "SIGABRT"), ("reads_nowhere", "SIGSEGV"), ("dies_when_run", "SIGABRT")]
 )
@@ -214,6 +214,12 @@ def _alive(pid: int) -> bool:
     return state != "Z"
 
 
+tells_processes = pytest.mark.skipif(
+    not Path("/proc/self/stat").exists(),
+    reason="no /proc here, which tells whether a process is gone",
+)
+
+
 def _gone(processes: Path) -> bool:
     """Whether the hung compiler and its child end."""
     pids = [int(pid) for pid in processes.read_text().split()]
@@ -224,7 +230,7 @@ def _gone(processes: Path) -> bool:
     return False
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@tells_processes
 def test_a_hang_ends_with_all_that_it_started(job: Job, settings: CompileSettings) -> None:
     with pytest.raises(ProviderFailed, match=r"sleeps: compiling verify-s8 did not finish within 3 s$"):
         compiled(job, fake("sleeps"), FOUND, dataclasses.replace(settings, timeout_s=3))
@@ -232,7 +238,7 @@ def test_a_hang_ends_with_all_that_it_started(job: Job, settings: CompileSetting
     assert no_leftovers(settings)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@tells_processes
 def test_ctrl_c_ends_the_compiler(job: Job, settings: CompileSettings) -> None:
     processes = job.model.parent / "processes"
 
@@ -265,7 +271,7 @@ def _parent(name: str, job: Job, cache: Path, counts: Path) -> subprocess.Popen[
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@tells_processes
 @pytest.mark.parametrize("how", [signal.SIGTERM, 9])
 def test_the_compiler_ends_with_its_parent(job: Job, tmp_path: Path, how: int) -> None:
     processes = job.model.parent / "processes"
@@ -404,7 +410,9 @@ def test_a_cache_that_cannot_be_made(job: Job, settings: CompileSettings, tmp_pa
     compiled_store.discard(artefact.parent)
 
 
-@pytest.mark.skipif(os.name == "nt", reason="permission bits")
+@pytest.mark.skipif(
+    os.name == "nt", reason="on Windows chmod only marks files as read-only: no folder is opened to others"
+)
 def test_a_cache_that_others_may_write_is_not_used(job: Job, settings: CompileSettings) -> None:
     first = compiled(job, fake("works"), FOUND, settings)
     assert first is not None

@@ -9,7 +9,6 @@ The law of a row is computed once by the code under test and kept: it is a pure 
 
 from __future__ import annotations
 
-import os
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 
@@ -179,7 +178,6 @@ def test_joint_of_two_tokens(name: str) -> None:
     assert found[-1] < CHI_SQUARE_1E6[15], found
 
 
-@pytest.mark.skipif(not os.environ.get("SPEC_EDGE_SLOW"), reason="half a minute; set SPEC_EDGE_SLOW to run it")
 @pytest.mark.parametrize("name", CASES)
 def test_joint_of_three_tokens(name: str) -> None:
     found = values(name, 3, JOINTS)

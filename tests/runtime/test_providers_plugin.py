@@ -202,7 +202,7 @@ def verify_job(folder: Path, options: Mapping[str, str] | None = None) -> Job:
     return job(bundle, bundle.graphs("target", "verify")[0], 1, options or {})
 
 
-@pytest.mark.skipif(not TELLS_PLACEMENT, reason="this ONNX Runtime does not tell placement")
+@pytest.mark.skipif(not TELLS_PLACEMENT, reason="this ONNX Runtime, older than 1.24, does not tell where nodes run")
 def test_opening_for_a_device(tiny: Path) -> None:
     """Through add_provider_for_devices, with the same results as by name."""
     bundle = open_bundle(tiny)

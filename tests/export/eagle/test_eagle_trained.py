@@ -30,7 +30,9 @@ TRAINED = os.environ.get("SPEC_EDGE_TEST_EAGLE")
 
 
 @pytest.mark.real
-@pytest.mark.skipif(TRAINED is None, reason="SPEC_EDGE_TEST_EAGLE does not name a trained EAGLE-3 folder for SmolLM2")
+@pytest.mark.skipif(
+    TRAINED is None, reason="no trained drafter here: none ships, and SPEC_EDGE_TEST_EAGLE names no folder of one"
+)
 def test_a_trained_drafter_is_as_good_as_elsewhere(smollm2_gguf: Path, tmp_path: Path) -> None:
     """vLLM gives 1.83 on arithmetic word problems; a chain of 4 here is 1.85, and the text is the target's."""
     folder = tmp_path / "bundle"
