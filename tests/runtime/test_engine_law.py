@@ -3,7 +3,7 @@
 
 The target's logits depend on the tokens of the current block only, so one long generation is many independent joints,
 and drafts run across their borders. 100,000 joints of two tokens (16 cells) see a total variation of 0.02 with power
-0.99 and to spare; with SPEC_EDGE_SLOW in the environment, as many of three tokens too (64 cells, 75,000 would do).
+0.99 and to spare; and as many of three tokens (64 cells, 75,000 would do).
 The law of a row is computed once by the code under test and kept: it is a pure function of the row.
 """
 
