@@ -29,7 +29,7 @@ from spec_edge.runtime.options import SHOWN, Options
 from spec_edge.runtime.policy import Adaptive, Fixed, Policy
 from spec_edge.runtime.pool import DAYS, TOKENS, Pool, default_path
 from spec_edge.runtime.sampling import Sampling
-from spec_edge.runtime.sessions.ort import WIDEST
+from spec_edge.runtime.sessions.any_width import WIDEST
 from spec_edge.runtime.stops import TextStream
 from spec_edge.runtime.trees import Ranks, checked, paths_of
 

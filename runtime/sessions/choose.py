@@ -15,8 +15,9 @@ from spec_edge.runtime.networks import Network
 from spec_edge.runtime.protocols import Session
 from spec_edge.runtime.providers.opening import on_cpu
 from spec_edge.runtime.providers.provider import Opened, Opener, Provider, provider
+from spec_edge.runtime.sessions.any_width import WIDEST
 from spec_edge.runtime.sessions.chain import Chain
-from spec_edge.runtime.sessions.ort import WIDEST, OrtSession
+from spec_edge.runtime.sessions.ort import OrtSession
 from spec_edge.runtime.sessions.portable import PortableSession
 from spec_edge.runtime.sessions.static import StaticSession
 

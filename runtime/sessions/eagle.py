@@ -16,12 +16,12 @@ from spec_edge.runtime.bundle import Bundle
 from spec_edge.runtime.eagle_model import EagleModel
 from spec_edge.runtime.eagle_rows import F32, Level, Rows, Scratch
 from spec_edge.runtime.providers.provider import Opened, Opener, Provider
+from spec_edge.runtime.sessions.any_width import CHUNK
 from spec_edge.runtime.sessions.chain import Chain
 from spec_edge.runtime.sessions.eagle_facts import AGAIN, METHOD, drafted_ids, drafter_fact, size_of
 from spec_edge.runtime.sessions.eagle_failover import FailoverRows
 from spec_edge.runtime.sessions.eagle_static import StaticEagleSession
 from spec_edge.runtime.sessions.fused import Arrays, FusedGraph
-from spec_edge.runtime.sessions.ort import CHUNK
 
 
 class EagleSession:

@@ -15,13 +15,15 @@ from numpy.typing import NDArray
 
 from spec_edge.models.contract import SpecError
 from spec_edge.runtime.bundle import Bundle
-from spec_edge.runtime.cache import PortableCache
-from spec_edge.runtime.draft import Draft, Output
+from spec_edge.runtime.cache import Cache, PortableCache
+from spec_edge.runtime.draft import Output
 from spec_edge.runtime.providers.provider import Opened, Opener
-from spec_edge.runtime.sessions.features import features, joined, widths
+from spec_edge.runtime.sessions.any_width import CHUNK, AnyWidthSession, step_graph
+from spec_edge.runtime.sessions.features import widths
 from spec_edge.runtime.sessions.fused import BLOCKED, FIRST, Arrays
-from spec_edge.runtime.sessions.ort import CHUNK, WIDEST
 from spec_edge.runtime.sessions.rows import rotary
+
+MISSING = "this bundle has no any-width portable graph; export the model again"
 
 Key = tuple[int, int, frozenset[str]]
 
@@ -36,19 +38,16 @@ class _Run:
     new: NDArray[Any]
 
 
-class PortableSession:
+class PortableSession(AnyWidthSession):
     """The `Session` of protocols.py."""
 
     def __init__(self, bundle: Bundle, opener: Opener) -> None:
-        graphs = [g for g in bundle.graphs("target", "step") if g.lowering == "portable"]
-        if not graphs:
-            raise SpecError("this bundle has no any-width portable graph; export the model again")
-        self.wants: frozenset[str] = frozenset()
-        self._model = bundle.manifest.model
-        self._dtype = next(t.dtype for t in graphs[0].inputs if t.name == "past_key.0")
-        self._opened: Opened | None = opener(graphs[0])
+        super().__init__(bundle.manifest.model)
+        graph = step_graph(bundle, "portable", MISSING)
+        self._dtype = next(t.dtype for t in graph.inputs if t.name == "past_key.0")
+        self._opened: Opened | None = opener(graph)
         self.assignment = self._opened.placement
-        self._cache = PortableCache(self._model, min(FIRST, self.capacity), self._dtype)
+        self._past = PortableCache(self._model, min(FIRST, self.capacity), self._dtype)
         self._widest = max(CHUNK, self.max_width)
         per_row = 2 * self._model.layers * self._model.kv_heads * self._model.head_dim
         self._new = np.zeros(per_row * self._widest, self._dtype)
@@ -56,48 +55,8 @@ class PortableSession:
         self._rebind()
 
     @property
-    def vocab_size(self) -> int:
-        return self._model.vocab_size
-
-    @property
-    def capacity(self) -> int:
-        return self._model.context
-
-    @property
-    def max_width(self) -> int:
-        return min(WIDEST, self.capacity)
-
-    @property
-    def length(self) -> int:
-        return self._cache.length
-
-    def prefill(self, ids: Sequence[int]) -> Output:
-        """Run and commit `ids` in chunks; logits [1, V] of the last one, features of all that are wanted."""
-        if not ids:
-            raise SpecError("there is nothing to prefill")
-        self._reserve(len(ids), self.max_width)
-        parts = []
-        for start in range(0, len(ids), CHUNK):
-            chunk = ids[start : start + CHUNK]
-            size = len(chunk)
-            output = self._run(chunk, np.arange(size), np.tri(size, dtype=bool), np.array([size - 1], np.int32))
-            self._cache.commit(range(size))
-            parts.append({name: part.copy() for name, part in features(output).items()})
-        return Output(output.logits, **joined(parts))
-
-    def verify(self, pending: int, draft: Draft) -> Output:
-        """Run the pending token and the draft; logits [len(draft) + 1, V]. Commits nothing."""
-        size = len(draft) + 1
-        if size > self.max_width:
-            raise SpecError(f"a draft of {len(draft)} tokens is wider than {self.max_width} rows")
-        self._reserve(size)
-        return self._run((pending, *draft.tokens), draft.depths, draft.mask, np.arange(size, dtype=np.int32))
-
-    def commit(self, rows: Sequence[int]) -> None:
-        self._cache.commit(rows)
-
-    def truncate(self, length: int) -> None:
-        self._cache.truncate(length)
+    def _cache(self) -> Cache:
+        return self._past
 
     def close(self) -> None:
         self._runs.clear()
@@ -106,36 +65,33 @@ class PortableSession:
         self._opened = None
 
     def _reserve(self, rows: int, spare: int = 0) -> None:
-        """Room for `rows` behind the committed ones."""
         need = self.length + rows
         if need > self.capacity:
             raise SpecError(f"{need} tokens do not fit into the context of {self.capacity}")
-        slots = self._cache.slots
+        slots = self._past.slots
         if need <= slots:
             return
         while slots < need + spare:
             slots *= 2
-        self._cache.grow(min(slots, self.capacity))
+        self._past.grow(min(slots, self.capacity))
         self._rebind()
 
     def _rebind(self) -> None:
         """Start over after the cache moved."""
         self._runs: dict[Key, _Run] = {}
-        self._bias = np.full((self._widest, self._cache.slots), BLOCKED, self._dtype)
+        self._bias = np.full((self._widest, self._past.slots), BLOCKED, self._dtype)
         self._seen = 0
 
     def _run(
         self, ids: Sequence[int], depths: NDArray[np.int64], mask: NDArray[np.bool_], rows: NDArray[np.int32]
     ) -> Output:
-        if min(ids) < 0 or max(ids) >= self.vocab_size:
-            raise SpecError(f"token ids must be within 0..{self.vocab_size - 1}")
         run = self._bound(len(ids), rows)
         run.inputs["input_ids"][0] = ids
         run.inputs["cos"][0, 0], run.inputs["sin"][0, 0] = rotary(self._model.rope, self.length + depths)
         run.inputs["bias_new"][0, 0] = np.where(mask, 0, BLOCKED)
         self._show_past()
         run.call()
-        self._cache.stage(run.new)
+        self._past.stage(run.new)
         wanted = {name: run.outputs[name][0].astype(np.float32, copy=False) for name in self.wants & run.outputs.keys()}
         return Output(run.outputs["logits"][0].astype(np.float32, copy=False), **wanted)
 
@@ -156,7 +112,7 @@ class PortableSession:
         return self._runs[key]
 
     def _bind(self, opened: Opened, size: int, rows: NDArray[np.int32]) -> _Run:
-        model, past = self._model, self._cache.past
+        model, past = self._model, self._past.past
         shape = (*past.shape[:2], size, past.shape[3])
         new = self._new[: np.prod(shape)].reshape(shape)
         slots = [f"{kind}.{i}" for i in range(model.layers) for kind in ("key", "value")]
