@@ -16,6 +16,7 @@ import click
 
 from spec_edge.export.train.command import train
 from spec_edge.models.contract import BadUsage, SpecError
+from spec_edge.runtime.named_path import NamedPath
 from spec_edge.runtime.termination import interrupted
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def main() -> None:
 
 @main.command()
 @click.argument("model")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder of the new bundle.  [required]")
+@click.option("-o", "--output", type=NamedPath(), help="Folder of the new bundle.  [required]")
 @click.option("--precision", default="auto", show_default=True, help="auto, or a weight scheme: keep, int8, fp16 ...")
 @click.option("--context", type=click.IntRange(64), help="Most tokens, all told.  [default: 2048, or the target's]")
 @click.option("--widths", help="Verify widths of the static graphs, such as 1,2,4,8,16.  [default: the target's]")
@@ -140,8 +141,8 @@ def _plan(options: BuildOptions, as_json: bool) -> None:
 
 
 @main.command()
-@click.argument("path", type=click.Path(path_type=Path))
-@click.option("--target", type=click.Path(path_type=Path), help="A model: say whether the drafter fits it.")
+@click.argument("path", type=NamedPath())
+@click.option("--target", type=NamedPath(), help="A model: say whether the drafter fits it.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 @one_line_errors
 def inspect(path: Path, target: Path | None, as_json: bool) -> None:
@@ -159,11 +160,11 @@ def inspect(path: Path, target: Path | None, as_json: bool) -> None:
 
 
 @main.command("compile")
-@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("bundle", type=NamedPath())
 @click.option("--target", "target_name", required=True, help="Hardware profile, such as meteor-lake.")
 @click.option("--graphs", default="", help="Patterns of graph names, by comma, such as 'verify-*'.  [default: all]")
 @click.option("--timeout", type=click.FloatRange(0, min_open=True), help="Seconds for a graph.  [default: 1800]")
-@click.option("--out", type=click.Path(path_type=Path), help="Folder for copies of what was compiled, and a report.")
+@click.option("--out", type=NamedPath(), help="Folder for copies of what was compiled, and a report.")
 @click.option("--here", is_flag=True, help="For this machine's own device, as `spec-edge` would.")
 @click.option("--again", is_flag=True, help="Compile again what is in the cache or failed before.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")

@@ -19,6 +19,7 @@ from spec_edge.models.checkpoint import Checkpoint, ModelConfig, TextFiles, Weig
 from spec_edge.models.contract import SpecError
 from spec_edge.models.family import family
 from spec_edge.models.open import open_checkpoint
+from spec_edge.runtime.named_path import NamedPath
 
 BYTES = 4
 """Of one float32."""
@@ -113,8 +114,8 @@ def write_folder(checkpoint: Checkpoint, folder: Path) -> None:
 
 
 @click.command()
-@click.argument("model", type=click.Path(path_type=Path))
-@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The new folder.")
+@click.argument("model", type=NamedPath())
+@click.option("-o", "--output", type=NamedPath(), required=True, help="The new folder.")
 @click.option("--sha256", "expected", required=True, help="SHA-256 of the weights, as a bundle records it.")
 def main(model: Path, output: Path, expected: str) -> None:
     """Write MODEL as a Hugging Face folder in float32."""

@@ -19,7 +19,13 @@ Dim = int | str
 
 
 class SpecError(click.ClickException):
-    """What went wrong and what to do, in one line. `exit_code` 1: a failure."""
+    """What went wrong and what to do, in one line. `exit_code` 1: a failure.
+
+    What a message quotes may hold anything: line ends and other characters that do not print are shown escaped.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__("".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in message))
 
 
 class BadUsage(SpecError):

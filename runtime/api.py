@@ -76,6 +76,9 @@ def load(
     for name, count in (("threads", threads), ("draft-threads", draft_threads)):
         if count is not None and not 1 <= count <= MOST_THREADS:
             raise BadUsage(f"{name} must be at least 1 and at most {MOST_THREADS}, not {count}")
+    for name, wish in (("provider", provider), ("draft-provider", draft_provider)):
+        if not isinstance(wish, str):
+            raise BadUsage(f"{name} must be the name of a provider or '{AUTO}', not {wish!r}")
     notes, places = Notes(on_note), dict[str, Place]()
     inside = provider if draft_provider == AUTO else draft_provider
     wishes = (

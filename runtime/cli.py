@@ -16,6 +16,7 @@ from typing import Any, ParamSpec
 import click
 
 from spec_edge.models.contract import SpecError
+from spec_edge.runtime.named_path import NamedPath
 from spec_edge.runtime.options import SHOWN, Options, Shown
 from spec_edge.runtime.termination import SaidInterrupt, interrupted
 
@@ -139,7 +140,7 @@ def run(
 @click.option(
     "-m", "--model", default="smollm2-135m", show_default=True, help="Bundle, GGUF, HF folder, hub id, alias."
 )
-@click.option("--questions", type=click.Path(path_type=Path), help="Spec-Bench's jsonl form.  [default: the own set]")
+@click.option("--questions", type=NamedPath(), help="Spec-Bench's jsonl form.  [default: the own set]")
 @click.option(
     "--methods", default="all", show_default=True, help="all, or names such as plain,suffix,lookahead+suffix."
 )
@@ -149,12 +150,12 @@ def run(
 @click.option("--limit", type=int, help="Only the first N questions.")
 @click.option("--peers", default="none", show_default=True, help="none, all, or names, a precision behind a colon.")
 @click.option("--peer-python", multiple=True, metavar="NAME=PATH", help="Python of a peer; may be repeated.")
-@click.option("--weights", type=click.Path(path_type=Path), help="What the bundle was made from, for the peers.")
+@click.option("--weights", type=NamedPath(), help="What the bundle was made from, for the peers.")
 @click.option("--provider", default="auto", show_default=True, help="What runs it; auto: what the bundle is made for.")
 @click.option("--threads", type=int, help="Threads of everybody.  [default: one per physical core]")
 @click.option("--draft", metavar="MODEL", help="A smaller model that drafts.  [default: the one exported with it]")
-@click.option("--draft-weights", type=click.Path(path_type=Path), help="What its bundle was made from.")
-@click.option("--out", type=click.Path(path_type=Path), help="Folder for report.json, report.md and plots.")
+@click.option("--draft-weights", type=NamedPath(), help="What its bundle was made from.")
+@click.option("--out", type=NamedPath(), help="Folder for report.json, report.md and plots.")
 @click.option("--curve", is_flag=True, help="Only what a run costs by its width, for every graph and provider.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 @one_line_errors
@@ -182,9 +183,7 @@ def targets(as_json: bool) -> None:
 
 
 @main.command()
-@click.option(
-    "-m", "--model", "bundle", type=click.Path(path_type=Path), metavar="BUNDLE", help="A bundle's chain too."
-)
+@click.option("-m", "--model", "bundle", type=NamedPath(), metavar="BUNDLE", help="A bundle's chain too.")
 @click.option("--recompile", is_flag=True, help="First forget compiled graphs, failed compilers, looks at devices.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 @one_line_errors

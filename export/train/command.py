@@ -11,6 +11,7 @@ import click
 
 from spec_edge.export.train.options import train_options
 from spec_edge.models.contract import SpecError
+from spec_edge.runtime.named_path import NamedPath
 
 INTERRUPTED = 130
 
@@ -18,8 +19,8 @@ INTERRUPTED = 130
 @click.command()
 @click.argument("kind", type=click.Choice(["medusa", "eagle"]))
 @click.argument("model")
-@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Folder of the new heads.")
-@click.option("--prompts", type=click.Path(path_type=Path), help="JSON lines or text.  [default: the target's own]")
+@click.option("-o", "--output", required=True, type=NamedPath(), help="Folder of the new heads.")
+@click.option("--prompts", type=NamedPath(), help="JSON lines or text.  [default: the target's own]")
 @click.option("--minutes", type=click.FloatRange(0, min_open=True), help="How long: half for answers, half to train.")
 @click.option("--tokens", type=click.IntRange(1), help="Answer tokens to generate.  [default: 1000000]")
 @click.option("--passes", type=click.IntRange(1), default=2, show_default=True, help="How often each is trained on.")
@@ -32,8 +33,8 @@ INTERRUPTED = 130
 @click.option("--seed", default=0, show_default=True)
 @click.option("--rate", type=click.FloatRange(0, min_open=True), help="Largest learning rate.  [default: 0.001]")
 @click.option("--batch", type=click.IntRange(1), help="Answer tokens of a step.  [default: 1024, Medusa 2048]")
-@click.option("--cache", type=click.Path(path_type=Path), help="Folder of answers, checkpoints.  [default: beside -o]")
-@click.option("--from", "start", type=click.Path(path_type=Path), help="EAGLE heads to go on from.")
+@click.option("--cache", type=NamedPath(), help="Folder of answers, checkpoints.  [default: beside -o]")
+@click.option("--from", "start", type=NamedPath(), help="EAGLE heads to go on from.")
 @click.option("--resume", is_flag=True, help="Go on from the last checkpoint. Answers are always kept.")
 @click.option("--force", "replace", is_flag=True, help="Replace what is at -o.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")

@@ -15,6 +15,7 @@ from spec_edge.models.contract import BadUsage, SpecError
 from spec_edge.runtime.bench import markdown
 from spec_edge.runtime.bench.bench import FORMAT
 from spec_edge.runtime.bench.writing import write_text
+from spec_edge.runtime.named_path import NamedPath
 
 BEGIN, END = "<!-- bench-table -->", "<!-- /bench-table -->"
 
@@ -40,8 +41,8 @@ def filled(text: str, table: str, name: str) -> str:
 
 
 @click.command()
-@click.argument("report", type=click.Path(path_type=Path))
-@click.argument("readme", type=click.Path(path_type=Path), default=Path("README.md"))
+@click.argument("report", type=NamedPath())
+@click.argument("readme", type=NamedPath(), default=Path("README.md"))
 @click.option("--check", is_flag=True, help="Write nothing; fail where README shows another table.")
 def main(report: Path, readme: Path, check: bool) -> None:
     """Rewrite the table in README from REPORT."""
