@@ -15,15 +15,14 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Concatenate, ParamSpec, TypeVar
 
-import onnxruntime
-
 from spec_edge.models.contract import BadUsage, SpecError
 from spec_edge.runtime import hybrid, request
 from spec_edge.runtime.bundle import Bundle
 from spec_edge.runtime.chat import Message
 from spec_edge.runtime.companion import Companion
-from spec_edge.runtime.costs import UNMEASURED, CostCurve, cost_key, load_costs, measure, save_costs
+from spec_edge.runtime.costs import UNMEASURED, CostCurve, cost_key, load_costs, measured, save_costs
 from spec_edge.runtime.engine import Engine
+from spec_edge.runtime.fastest import FASTEST, fastest
 from spec_edge.runtime.networks import Networks
 from spec_edge.runtime.notes import Notes
 from spec_edge.runtime.options import Options
@@ -32,6 +31,7 @@ from spec_edge.runtime.placing import AUTO, DRAFT, TARGET, Placer, Wish
 from spec_edge.runtime.policy import known_cost
 from spec_edge.runtime.pool import Pool
 from spec_edge.runtime.protocols import Drafter, Session
+from spec_edge.runtime.providers.provider import provider as find_provider
 from spec_edge.runtime.resolve import DEFAULT, check_name, open_model
 from spec_edge.runtime.sampling import Sampler, Sampling
 from spec_edge.runtime.stops import TextStream
@@ -40,12 +40,8 @@ from spec_edge.runtime.text import Text
 
 __all__ = ["INTERRUPTED", "LLM", "Generation", "Options", "SpecError", "Stream", "load"]
 
-COST_WIDTHS = (1, 2, 4, 8, 16)
 MOST_THREADS = 4 * (os.cpu_count() or 1)
 """Threads past the cores only wait for each other: a few hundred look like a hang."""
-
-COST_PAST = 128
-"""Tokens of past at which costs are measured."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -65,7 +61,8 @@ def load(
 ) -> LLM:
     """Open a bundle; a GGUF file, a Hugging Face folder, a hub id or an alias is exported first, once.
 
-    provider  a file of runtime/providers, by name, before the chain of the bundle's target; `auto`: that chain alone
+    provider  a file of runtime/providers, by name, before the chain of the bundle's target; `auto`: that chain alone;
+              `fastest`: of the CPU's backends the one that measures fastest, once (see `LLM.notes`)
     strict    SpecError instead of the next provider of the chain
     threads   None: one per physical core
     draft     a draft model for the methods that want one, by the same names; None: the one that the bundle records
@@ -73,13 +70,13 @@ def load(
               target's `provider` for drafters inside the bundle
     on_note   takes one line about each step down a chain, as it happens; `LLM.notes` keeps them
     """
-    for name, count in (("threads", threads), ("draft-threads", draft_threads)):
-        if count is not None and not 1 <= count <= MOST_THREADS:
-            raise BadUsage(f"{name} must be at least 1 and at most {MOST_THREADS}, not {count}")
-    for name, wish in (("provider", provider), ("draft-provider", draft_provider)):
-        if not isinstance(wish, str):
-            raise BadUsage(f"{name} must be the name of a provider or '{AUTO}', not {wish!r}")
+    _check(provider, draft_provider, threads, draft_threads)
     notes, places = Notes(on_note), dict[str, Place]()
+    for wanted in [model] if draft is None else [model, draft]:
+        check_name(str(wanted))
+    bundle = open_model(str(model))
+    if provider == FASTEST:
+        provider = fastest(bundle, threads, notes.say)
     inside = provider if draft_provider == AUTO else draft_provider
     wishes = (
         Wish(provider, strict, threads),
@@ -87,13 +84,22 @@ def load(
         Wish(draft_provider, strict, draft_threads),
     )
     target, heads, beside = (Placer(wish, notes.say, places) for wish in wishes)
-    for wanted in [model] if draft is None else [model, draft]:
-        check_name(str(wanted))
-    bundle = open_model(str(model))
     named = None if draft is None else open_model(str(draft))
     companion = Companion(bundle, named, lambda found: beside.session(found, DRAFT))
     networks = Networks(bundle, lambda name: heads.network(name, bundle))
     return LLM(bundle, target, companion, networks, notes, threads)
+
+
+def _check(provider: str, draft_provider: str, threads: int | None, draft_threads: int | None) -> None:
+    """BadUsage, before anything is exported or opened."""
+    for name, count in (("threads", threads), ("draft-threads", draft_threads)):
+        if count is not None and not 1 <= count <= MOST_THREADS:
+            raise BadUsage(f"{name} must be at least 1 and at most {MOST_THREADS}, not {count}")
+    for name, wish, words in (("provider", provider, (AUTO, FASTEST)), ("draft-provider", draft_provider, (AUTO,))):
+        if not isinstance(wish, str):
+            raise BadUsage(f"{name} must be the name of a provider or '{AUTO}', not {wish!r}")
+        if wish not in words:
+            find_provider(wish)
 
 
 def by_keyword(
@@ -278,18 +284,13 @@ class LLM:
         """t(width) here: measured the first time this bundle runs with this provider, driver and thread count."""
         with self.turn:
             place = self._places[TARGET]
-            device = " ".join(part for part in (place.on.name, place.found.driver) if part)
-            key = cost_key(self.bundle.digest, device, self._threads, onnxruntime.__version__)
+            key = cost_key(self.bundle.digest, place.on.name, place.found, self._threads)
             if key not in self._costs:
                 self._costs[key] = load_costs(key) or self._measured(key)
             return self._costs[key]
 
     def _measured(self, key: str) -> CostCurve:
         self._current = None
-        session = self.session
-        session.truncate(0)
-        session.prefill([0] * min(COST_PAST, session.capacity // 2))
-        curve = measure(session, COST_WIDTHS)
-        session.truncate(0)
+        curve = measured(self.session)
         save_costs(key, curve)
         return curve

@@ -51,6 +51,14 @@ def one_line_errors(command: Callable[P, None]) -> Callable[P, None]:
     return guarded
 
 
+provider_option = click.option(
+    "--provider",
+    default="auto",
+    show_default=True,
+    help="What runs it. auto: what the bundle is for; fastest: of the CPU's backends, measured once.",
+)
+
+
 def utf8_output() -> None:
     """Model text holds any character: Windows pipes get UTF-8, and what a terminal cannot show becomes `?`."""
     for stream in (sys.stdout, sys.stderr):
@@ -90,7 +98,7 @@ def _click_option(field: Field[Any]) -> Callable[[Callable[..., None]], Callable
 @click.option(
     "-m", "--model", default="smollm2-135m", show_default=True, help="Bundle, GGUF, HF folder, hub id, alias."
 )
-@click.option("--provider", default="auto", show_default=True, help="What runs it; auto: what the bundle is made for.")
+@provider_option
 @click.option("--strict", is_flag=True, help="Fail where the first provider does, instead of going on with the next.")
 @click.option("--threads", type=int, help="Threads of the network.  [default: one per physical core]")
 @click.option("--draft", metavar="MODEL", help="A smaller model that drafts.  [default: the one exported with it]")
@@ -151,7 +159,7 @@ def run(
 @click.option("--peers", default="none", show_default=True, help="none, all, or names, a precision behind a colon.")
 @click.option("--peer-python", multiple=True, metavar="NAME=PATH", help="Python of a peer; may be repeated.")
 @click.option("--weights", type=NamedPath(), help="What the bundle was made from, for the peers.")
-@click.option("--provider", default="auto", show_default=True, help="What runs it; auto: what the bundle is made for.")
+@provider_option
 @click.option("--threads", type=int, help="Threads of everybody.  [default: one per physical core]")
 @click.option("--draft", metavar="MODEL", help="A smaller model that drafts.  [default: the one exported with it]")
 @click.option("--draft-weights", type=NamedPath(), help="What its bundle was made from.")

@@ -1,7 +1,7 @@
 """What a verify run costs by width, on this machine.
 
 Enters: a session that holds some text. Leaves: a `CostCurve`, and a small file in the user's cache folder so
-that a machine is measured once per bundle, provider, thread count and ONNX Runtime version.
+that a machine is measured once per bundle, provider, driver, versions and thread count.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from time import perf_counter
 from spec_edge.models.contract import SpecError
 from spec_edge.runtime.draft import Draft
 from spec_edge.runtime.protocols import Session
+from spec_edge.runtime.providers.provider import Found
 from spec_edge.runtime.remembered import folder_of, recall, remember
 
 
@@ -45,7 +46,11 @@ class CostCurve:
         return at if width <= w1 else max(at, s1)
 
 
-UNMEASURED = CostCurve((1, 2, 4, 8, 16), (1.0, 1.3, 1.75, 2.6, 4.0))
+WIDTHS = (1, 2, 4, 8, 16)
+PAST = 128
+"""Tokens of past at which costs are measured."""
+
+UNMEASURED = CostCurve(WIDTHS, (1.0, 1.3, 1.75, 2.6, 4.0))
 """Shape to assume where nothing was measured: a 4-bit model on a laptop CPU, the steepest curve seen."""
 
 
@@ -70,9 +75,18 @@ def measure(
     return CostCurve(fitting, tuple(median(t) for t in times.values()))
 
 
-def cost_key(bundle: str, provider: str, threads: int, onnxruntime: str) -> str:
-    """What a curve depends on. `bundle`: its hash; `provider`: name and, where known, driver."""
-    return json.dumps([bundle, provider, threads, onnxruntime])
+def measured(session: Session) -> CostCurve:
+    """The curve of a session over a short text of its own; the session is empty before and after."""
+    session.truncate(0)
+    session.prefill([0] * min(PAST, session.capacity // 2))
+    curve = measure(session, WIDTHS)
+    session.truncate(0)
+    return curve
+
+
+def cost_key(bundle: str, provider: str, found: Found, threads: int) -> str:
+    """What a curve depends on. bundle: its hash; found: with the driver and the versions of what takes part."""
+    return json.dumps([bundle, provider, found.driver, sorted(found.versions.items()), threads])
 
 
 def costs_folder() -> Path:

@@ -13,10 +13,12 @@ import pytest
 from spec_edge.models.contract import SpecError
 from spec_edge.runtime import remembered
 from spec_edge.runtime.costs import CostCurve, cost_key, load_costs, measure, save_costs
+from spec_edge.runtime.providers.provider import Found
 from spec_edge.runtime.sessions.toy import ToySession
 
 CURVE = CostCurve((1, 2, 4, 8), (1.0, 1.2, 2.0, 4.0))
-KEY = cost_key("abc", "CPUExecutionProvider", 2, "1.32.0")
+FOUND = Found("a processor", versions={"onnxruntime": "1.32.0"})
+KEY = cost_key("abc", "cpu", FOUND, 2)
 
 
 def test_at() -> None:
@@ -66,7 +68,7 @@ def test_stored_and_read(tmp_path: Path) -> None:
     assert load_costs(KEY, tmp_path) is None
     assert save_costs(KEY, CURVE, tmp_path / "new")
     assert load_costs(KEY, tmp_path / "new") == CURVE
-    assert load_costs(cost_key("abc", "CPUExecutionProvider", 4, "1.32.0"), tmp_path / "new") is None
+    assert load_costs(cost_key("abc", "cpu", FOUND, 4), tmp_path / "new") is None
     assert len(list((tmp_path / "new").iterdir())) == 1
 
 
