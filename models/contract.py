@@ -21,17 +21,23 @@ Dim = int | str
 class SpecError(click.ClickException):
     """What went wrong and what to do, in one line. `exit_code` 1: a failure.
 
-    What a message quotes may hold anything: line ends and other characters that do not print are shown escaped.
+    What a message quotes may hold anything: line ends become spaces, other characters that do not print are escaped.
     """
 
     def __init__(self, message: str) -> None:
-        super().__init__("".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in message))
+        super().__init__("".join(_shown(c) for c in message))
 
 
 class BadUsage(SpecError):
     """The call itself is wrong (an empty prompt, an unknown name). `exit_code` 2."""
 
     exit_code = 2
+
+
+def _shown(character: str) -> str:
+    if character.isprintable():
+        return character
+    return " " if character.isspace() else character.encode("unicode_escape").decode()
 
 
 @dataclass(frozen=True)

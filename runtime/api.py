@@ -31,7 +31,7 @@ from spec_edge.runtime.placing import AUTO, DRAFT, TARGET, Placer, Wish
 from spec_edge.runtime.policy import known_cost
 from spec_edge.runtime.pool import Pool
 from spec_edge.runtime.protocols import Drafter, Session
-from spec_edge.runtime.providers.provider import provider as find_provider
+from spec_edge.runtime.providers import provider as providers
 from spec_edge.runtime.resolve import DEFAULT, check_name, open_model
 from spec_edge.runtime.sampling import Sampler, Sampling
 from spec_edge.runtime.stops import TextStream
@@ -99,7 +99,7 @@ def _check(provider: str, draft_provider: str, threads: int | None, draft_thread
         if not isinstance(wish, str):
             raise BadUsage(f"{name} must be the name of a provider or '{AUTO}', not {wish!r}")
         if wish not in words:
-            find_provider(wish)
+            providers.provider(wish)
 
 
 def by_keyword(
