@@ -52,11 +52,17 @@ def refused(result: Result, message: str, place: Path) -> None:
     assert sorted(path.name for path in place.iterdir()) == ["empty", "model"]
 
 
-@pytest.mark.parametrize("output", ["", ".", "./", "model/..", "..", "../..", "/"])
+@pytest.mark.parametrize("output", [".", "./", "model/..", "..", "../..", "/"])
 @pytest.mark.parametrize("force", [[], ["--force"]])
 def test_a_folder_that_cannot_be_replaced_as_a_whole(place: Path, output: str, force: list[str]) -> None:
-    """An empty name is the current folder; that, or one around it, would go from under the user's feet."""
+    """The current folder, or one around it, would go from under the user's feet."""
     refused(export("model", "-o", output, *force), "which is or holds the folder you are in", place)
+
+
+@pytest.mark.parametrize("force", [[], ["--force"]])
+def test_an_empty_name_is_no_folder(place: Path, force: list[str]) -> None:
+    """It would be the current one."""
+    refused(export("model", "-o", "", *force), "--output needs the path of a folder or file, not an empty text", place)
 
 
 def test_an_option_in_the_place_of_a_folder(place: Path) -> None:
