@@ -263,7 +263,7 @@ def test_without_torch_it_says_which_extra(tmp_path: Path, bench: Any, monkeypat
 
 def test_memory_of_the_child_is_bounded() -> None:
     """In a process of its own: the limit stays. Systems without one skip."""
-    pytest.importorskip("resource")
+    pytest.importorskip("resource", reason="Windows has no memory limit that a process sets for itself")
     import subprocess
 
     program = (

@@ -19,7 +19,11 @@ echo run >>"$RUNS"
 out=${3//\\\\//}; echo blob >"${out#Z:}"; echo "compile_s 1.0"; echo ok
 """
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux" or not shutil.which("bash"), reason="the script is for Linux")
+NEEDS = ("bash", "realpath", "timeout", "stat", "grep")
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux" or not all(map(shutil.which, NEEDS)),
+    reason="compile.sh runs a Windows program under Wine with GNU's tools: it is for Linux alone, and one of them is missing",
+)
 
 
 def compile_with(folder: Path, deaths: int, refuses: str = "") -> tuple[int, str, int]:
