@@ -22,7 +22,7 @@ out=${3//\\\\//}; echo blob >"${out#Z:}"; echo "compile_s 1.0"; echo ok
 NEEDS = ("bash", "realpath", "timeout", "stat", "grep")
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or not all(map(shutil.which, NEEDS)),
-    reason="compile.sh runs a Windows program under Wine with GNU's tools: it is for Linux alone, and one of them is missing",
+    reason="compile.sh needs Linux with bash and GNU tools, and was found to lack one of them here",
 )
 
 
