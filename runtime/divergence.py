@@ -123,7 +123,9 @@ def divergence(
     if at is None:
         return None
     expected, got = plain[at], other[at]
-    logits = [_after(session, prompt, plain[:at], width).copy() for width in (1, *widths)]
+    session.truncate(0)
+    first = session.prefill(prompt).logits[-1].copy()
+    logits = [_after(session, len(prompt), plain[:at], width) if at else first for width in (1, *widths)]
     margins = [float(row[expected]) - float(row[got]) for row in logits]
     replayed = None
     if shapes is not None and at > 0:
@@ -160,16 +162,15 @@ def replay(
     raise SpecError(f"the runs recorded hold {start} of {len(tokens)} tokens; record the generation that is judged")
 
 
-def _after(session: Session, prompt: Sequence[int], tokens: Sequence[int], width: int) -> NDArray[np.float32]:
-    """Logits [V] after prompt and tokens, the tokens committed `width` rows at a time."""
-    session.truncate(0)
-    logits: NDArray[np.float32] = session.prefill(prompt).logits[-1]
+def _after(session: Session, prompt: int, tokens: Sequence[int], width: int) -> NDArray[np.float32]:
+    """Logits [V] after the first `prompt` tokens of the cache and then `tokens` (at least one), `width` in a run."""
+    session.truncate(prompt)
     for start in range(0, len(tokens), width):
         rows = tokens[start : start + width]
         output = session.verify(rows[0], Draft.chain(rows[1:]) if len(rows) > 1 else EMPTY)
-        logits = output.logits[len(rows) - 1]
+        last: NDArray[np.float32] = output.logits[len(rows) - 1].copy()
         session.commit(range(len(rows)))
-    return logits
+    return last
 
 
 def margin_noise(session: Session, prompt: Sequence[int], tokens: Sequence[int]) -> NDArray[np.float64]:

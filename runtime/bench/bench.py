@@ -5,7 +5,7 @@ Enters: `Settings`. Leaves: the report as plain values (see markdown.py for what
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from time import sleep
@@ -34,11 +34,16 @@ from spec_edge.runtime.resolve import bundle_folder
 
 FORMAT = 1
 SETTLE_S = 0.05
+UNFINISHED = "the benchmark was ended before it measured this"
 State = dict[str, Any]
 
 
-def run(settings: Settings, progress: Progress) -> State:
-    """The report. SpecError: it cannot be made; a contender that fails does not stop it."""
+def run(settings: Settings, progress: Progress, keep: Callable[[State], object]) -> State:
+    """The report. SpecError: it cannot be made; a contender that fails does not stop it.
+
+    keep  gets the report of the runs as soon as they are over, without the quality and memory that follow: where the
+          machine gives up after an hour, only those are lost
+    """
     settings.check()
     questions = question_files.read(settings.questions, settings.limit)
     facts = machine.facts()
@@ -60,25 +65,34 @@ def run(settings: Settings, progress: Progress) -> State:
             everybody: list[Contender] = [*ours, *(PeerContender(p, m) for p in peers for m in p.methods)]
             progress.stage("measuring", order.runs_in_all(len(everybody), len(items), settings.repeat))
             judge = None if settings.temperature > 0 else _judge(llm)
-            found = core.report(everybody, items, settings.repeat, judge, lambda: _settle(progress))
+            found = core.report(
+                everybody,
+                items,
+                settings.repeat,
+                judge,
+                lambda: _settle(progress),
+                lambda: progress.stage("comparing texts", None),
+            )
             _tell(states, ours, peers, found.pop("failed"))
             memory = {one.wanted.label: vars(usage(one.child.pid)) for one in peers}
+            times = curve.of_session(llm.session)
+            report = {
+                "format": FORMAT,
+                "settings": _settings(settings, threads, len(questions)),
+                "machine": facts,
+                "model": _model(llm),
+                "definitions": DEFINITIONS,
+                "contenders": without_folders(states),
+                "questions": [_question(item) for item in items],
+                **found,
+                "quality": {own.BASELINE: {"absent": UNFINISHED}},
+                "memory": without_folders(memory),
+                "curve": {"widths": list(times.widths), "ms": [1000 * s for s in times.seconds]},
+            }
+            keep(report)
             quality = _quality(llm, peers, progress)
             memory |= _memory(settings, llm, ours, items[0], threads, progress)
-            times = curve.of_session(llm.session)
-        return {
-            "format": FORMAT,
-            "settings": _settings(settings, threads, len(questions)),
-            "machine": facts,
-            "model": _model(llm),
-            "definitions": DEFINITIONS,
-            "contenders": without_folders(states),
-            "questions": [_question(item) for item in items],
-            **found,
-            "quality": without_folders(quality),
-            "memory": without_folders(memory),
-            "curve": {"widths": list(times.widths), "ms": [1000 * s for s in times.seconds]},
-        }
+        return report | {"quality": without_folders(quality), "memory": without_folders(memory)}
 
 
 @contextmanager

@@ -26,13 +26,19 @@ def run(settings: Settings, as_json: bool) -> None:
     settings.check()
     with termination_as_interrupt(), writing.ready(settings.out):
         with show.Progress() as progress:
-            report = bench.run(settings, progress)
+            report = bench.run(settings, progress, lambda found: keep(found, settings.out))
         if settings.out is not None:
             save(report, settings.out)
     if as_json:
         click.echo(json.dumps(report, ensure_ascii=False))
     else:
         show.report(report)
+
+
+def keep(report: bench.State, folder: Path | None) -> None:
+    """report.json alone, of a benchmark that is not over yet."""
+    if folder is not None:
+        writing.write_text(folder / "report.json", writing.dumped(report))
 
 
 def save(report: bench.State, folder: Path) -> None:

@@ -24,12 +24,21 @@ KINDS: dict[str, Callable[[Sequence[Run]], float]] = {"decode": decode_speed, "e
 
 
 def report(
-    contenders: Sequence[Contender], items: Sequence[Item], repeats: int, judge: Judge | None, tick: order.Tick = int
+    contenders: Sequence[Contender],
+    items: Sequence[Item],
+    repeats: int,
+    judge: Judge | None,
+    tick: order.Tick = int,
+    measured: order.Tick = int,
 ) -> dict[str, Any]:
-    """Run everything. SpecError: plain decoding itself failed. judge: None where texts are sampled."""
+    """Run everything. SpecError: plain decoding itself failed. judge: None where texts are sampled.
+
+    measured  called once, between the last run and the comparison of texts, which takes its time too
+    """
     records, failures = order.measure(contenders, items, repeats, tick)
     if BASELINE in failures:
         raise SpecError(f"plain decoding failed, so there is nothing to compare with: {failures[BASELINE]}")
+    measured()
     names = [c.name for c in contenders if c.name not in failures]
     by_name = {name: [r for r in records if r.contender == name] for name in names}
     return {

@@ -18,6 +18,9 @@ from spec_edge.runtime.divergence import Divergence, Recorded, divergence, first
 from spec_edge.runtime.protocols import Session
 
 WIDTHS = (2, 3, 4, 8, 16)
+PEER_WIDTHS = (8,)
+"""Of a peer's text only the margin is told, beside one measure of the noise."""
+
 Tokens = Sequence[int]
 Judge = Callable[[str, Item, Tokens, Tokens], Divergence]
 """(contender, item, plain answer, its answer) -> what the target says about the place where they part."""
@@ -30,7 +33,7 @@ def against(session: Session) -> Judge:
     """A judge that knows the two texts and nothing of the runs that wrote them."""
 
     def judge(contender: str, item: Item, plain: Tokens, other: Tokens) -> Divergence:  # noqa: ARG001
-        found = divergence(session, item.ids, plain, other, _widths(session))
+        found = divergence(session, item.ids, plain, other, _widths(session, PEER_WIDTHS))
         assert found is not None
         return found
 
@@ -52,15 +55,15 @@ def replaying(llm: LLM) -> Judge:
             llm.session = inner
         same = engine.ids[len(item.ids) :] == list(other)
         shapes = recorded.shapes if same else None
-        found = divergence(inner, item.ids, plain, other, _widths(inner), shapes)
+        found = divergence(inner, item.ids, plain, other, _widths(inner, WIDTHS), shapes)
         assert found is not None
         return found
 
     return judge
 
 
-def _widths(session: Session) -> list[int]:
-    return [w for w in WIDTHS if w <= session.max_width]
+def _widths(session: Session, wanted: Sequence[int]) -> list[int]:
+    return [w for w in wanted if w <= session.max_width]
 
 
 def answers(records: Sequence[Record], contender: str) -> dict[tuple[str, int], list[Tokens]]:

@@ -34,11 +34,12 @@ def conditions(report: Report) -> str:
     text = "greedy" if how["temperature"] == 0 else f"sampled at temperature {how['temperature']:g}"
     busy = machine["load"]
     note = "" if busy is None else f" Load before the run: {busy:.1f}."
+    repeats = "once" if how["repeat"] == 1 else f"{how['repeat']} times"
     return (
         f"{model['name']} ({model['precision']}), {machine['processor']}, {machine['physical_cores']} cores, "
         f"{machine['system']}, Python {machine['python']}, {versions}. {how['threads']} threads for everybody, {text}, "
-        f"{how['count']} questions ({how['questions']}), at most {how['max_new_tokens']} new tokens, "
-        f"{how['repeat']} interleaved repeats.{note}"
+        f"{how['count']} questions ({how['questions']}) of {len(report['questions'])} turns in all, at most "
+        f"{how['max_new_tokens']} new tokens a turn, each {repeats}, interleaved.{note}"
     )
 
 

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from spec_edge.models.contract import SpecError
 from spec_edge.runtime import cli
-from spec_edge.runtime.bench import command
+from spec_edge.runtime.bench import command, markdown
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 GOLDEN = Path(__file__).parent / "goldens" / "help_bench.txt"
@@ -176,6 +177,24 @@ def test_an_interrupted_run_leaves_no_empty_folder(
     finally:
         signal.signal(signal.SIGINT, before)
     assert [path.name for path in tmp_path.iterdir() if path.name != "cache"] == ["old"]
+
+
+def test_the_runs_are_kept_when_the_end_of_the_benchmark_fails(
+    tiny: Path, short: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An hour of runs must not be lost to what comes after them."""
+
+    def full(*_: object) -> None:
+        raise SpecError("no memory left")
+
+    monkeypatch.setattr(command.bench, "_quality", full)
+    out = tmp_path / "out"
+    result = bench("-m", tiny, "--questions", short, *FAST, "--methods", "suffix", "--out", out)
+    assert result.exit_code == 1 and "no memory left" in result.stderr, result.output
+    assert [path.name for path in out.iterdir()] == ["report.json"]
+    report = json.loads((out / "report.json").read_text("utf-8"))
+    assert list(report["ratios"]) == ["suffix"] and "ended before" in report["quality"]["plain"]["absent"]
+    assert "ended before" in markdown.whole(report, [])
 
 
 def _ctrl_c(_number: int, _frame: FrameType | None) -> None:
