@@ -12,6 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from spec_edge.export.drafters import Attached, Placed, place, taps, write_graphs
+from spec_edge.export.keeping import LOWERING, keep_file
 from spec_edge.export.reference_law import ReferenceLaw
 from spec_edge.export.rules import Place
 from spec_edge.export.suited import suited
@@ -31,6 +32,7 @@ from spec_edge.models.contract import (
 from spec_edge.models.decoder import build
 from spec_edge.models.drafter import Room
 from spec_edge.models.forms import Form, forms
+from spec_edge.models.keep_graph import NAME, NETWORK, ROLE
 from spec_edge.models.reference import inv_freq
 from spec_edge.models.schemes.scheme import scheme
 from spec_edge.models.store import WeightStore
@@ -123,7 +125,7 @@ def finish(candidate: Candidate, plan: Plan, law: ReferenceLaw, quality: Quality
     graphs = (_graph(plan, precision, candidate.stored, form, candidate.folder) for form in candidate.waiting)
     manifest = replace(
         candidate.manifest,
-        graphs=(*candidate.manifest.graphs, *graphs, *drafting),
+        graphs=(*candidate.manifest.graphs, *graphs, *_keep(candidate, plan), *drafting),
         reference=_reference(law.reference, candidate.folder),
         quality=quality,
         parity=parity,
@@ -135,6 +137,16 @@ def _graph(plan: Plan, precision: str, stored: Stored, form: Form, folder: Path)
     model, signature = build(plan.checkpoint.config, stored, form)
     data = suited(model, Place(form.name, "target", form.role, form.width, form.past), plan.target, precision)
     return signature.spec("target", file_fact(folder, f"{form.name}.onnx", data))
+
+
+def _keep(candidate: Candidate, plan: Plan) -> tuple[GraphSpec, ...]:
+    """Of a target whose provider holds the cache: the graph that writes to it."""
+    kept = keep_file(plan.checkpoint.config, plan.target, candidate.manifest.precision)
+    if kept is None:
+        return ()
+    data, inputs, outputs = kept
+    file = file_fact(candidate.folder, f"{NAME}.onnx", data)
+    return (GraphSpec(NAME, NETWORK, ROLE, LOWERING, None, None, inputs, outputs, file),)
 
 
 def _reference(reference: Reference, folder: Path) -> FileFact:

@@ -14,6 +14,7 @@ from itertools import groupby
 from spec_edge.export.build import context_of
 from spec_edge.export.candidate import WEIGHTS, rope_facts
 from spec_edge.export.drafters import Attached, attach, graph_file, taps
+from spec_edge.export.keeping import keep_file
 from spec_edge.export.memory import Memory, cache_bytes, drafter_cache, megabytes, memory_lines, side_by_side
 from spec_edge.export.options import AUTO, BuildOptions
 from spec_edge.export.rules import Place
@@ -25,6 +26,7 @@ from spec_edge.models.decoder import build
 from spec_edge.models.drafter import DrafterGraph, Room
 from spec_edge.models.fetch import resolve
 from spec_edge.models.forms import Form, forms
+from spec_edge.models.keep_graph import NAME, NETWORK
 from spec_edge.models.open import open_config
 from spec_edge.models.planned import PlannedStore, plannable, planned_model, planned_weights
 from spec_edge.models.stored import Stored, Writer
@@ -126,6 +128,8 @@ def _network(
     wanted = forms(room.profile, room.precision, room.context, room.widths, taps(attached))
     stored, whole = _stored(config, room, wanted)
     files = [_form_file(config, stored, form, room, target) for form in wanted]
+    if kept := keep_file(config, target, room.precision):
+        files.append(PlannedFile(f"{NAME}.onnx", NETWORK, len(kept[0]), _shapes(*kept[1:])))
     graphs: dict[str, list[DrafterGraph]] = {}
     sizes = []
     for a in attached:

@@ -62,9 +62,10 @@ class TensorSpec:
 class GraphSpec:
     """One ONNX graph of the bundle.
 
-    network   "target", or the name of the drafter whose graph it is
+    network   "target", the name of the drafter whose graph it is, or "cache"
     role      "step": any width, `rows` chooses which rows get logits;
               "verify": fixed width S, logits of all rows; "prefill": fixed width, logits of the last row;
+              "keep" of the cache: see models/keep_graph.py;
               a drafter's own roles are in the file of its network (models/medusa.py, models/eagle_graph.py)
     lowering  "portable": plain opset-17 ops, only the S new K/V rows come out;
               "fused": GroupQueryAttention over one past = present buffer of M slots

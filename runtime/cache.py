@@ -20,14 +20,10 @@ from spec_edge.models.contract import CacheFacts, ModelFacts, SpecError
 Array = NDArray[Any]
 
 
-class Cache(Protocol):
-    """`length`: committed rows. `slots`: rows the buffer has now."""
+class Committed(Protocol):
+    """`length`: committed rows."""
 
-    past: Array
     length: int
-
-    @property
-    def slots(self) -> int: ...
 
     def commit(self, rows: Sequence[int]) -> None:
         """Keep these rows of the last run, in order (ascending)."""
@@ -37,9 +33,31 @@ class Cache(Protocol):
         """Forget every committed row from `length` on."""
         ...
 
+
+class Cache(Committed, Protocol):
+    """In one buffer of this process. `slots`: rows it has now."""
+
+    past: Array
+
+    @property
+    def slots(self) -> int: ...
+
     def grow(self, slots: int, kept: int = 0) -> None:
         """A larger buffer with the committed rows, and `kept` behind them; what binds `past` must bind again."""
         ...
+
+
+def check_rows(rows: Sequence[int], staged: int) -> None:
+    """SpecError: they are not rows of a run of `staged` rows, ascending."""
+    ordered = all(a < b for a, b in itertools.pairwise(rows))
+    if not rows or not ordered or rows[0] < 0 or rows[-1] >= staged:
+        raise SpecError(f"cannot commit rows {list(rows)} of a run of {staged} rows")
+
+
+def check_truncated(now: int, length: int) -> None:
+    """SpecError: a cache of `now` rows cannot be cut to `length`."""
+    if not 0 <= length <= now:
+        raise SpecError(f"cannot truncate a cache of {now} rows to {length}")
 
 
 class _Buffer:
@@ -60,8 +78,7 @@ class _Buffer:
         return int(self.past.shape[2])
 
     def truncate(self, length: int) -> None:
-        if not 0 <= length <= self.length:
-            raise SpecError(f"cannot truncate a cache of {self.length} rows to {length}")
+        check_truncated(self.length, length)
         self.length, self._staged = length, 0
 
     def grow(self, slots: int, kept: int = 0) -> None:
@@ -71,9 +88,7 @@ class _Buffer:
 
     def _take(self, rows: Sequence[int]) -> int:
         """Check `rows` against the last run and end it: rows of a run are committed once."""
-        ordered = all(a < b for a, b in itertools.pairwise(rows))
-        if not rows or not ordered or rows[0] < 0 or rows[-1] >= self._staged:
-            raise SpecError(f"cannot commit rows {list(rows)} of a run of {self._staged} rows")
+        check_rows(rows, self._staged)
         self._staged = 0
         return len(rows)
 

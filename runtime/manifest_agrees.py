@@ -41,6 +41,8 @@ def agree(manifest: Manifest) -> None:
     for graph in _of(manifest, "target"):
         _cache(graph, manifest.model, "model")
         _features(graph, manifest.model)
+    for graph in _of(manifest, "cache"):
+        _cache(graph, manifest.model, "model")
     for i, drafter in enumerate(manifest.drafters):
         where = f"drafters[{i}]"
         _reads(drafter, manifest, where)

@@ -60,7 +60,7 @@ def check(manifest: Manifest) -> None:
     for i, drafter in enumerate(manifest.drafters):
         _check_drafter(drafter, f"drafters[{i}]", manifest)
     _unique("graphs", [g.name for g in manifest.graphs])
-    roles = {"target": ROLES} | {d.name: KINDS[d.kind][1] for d in manifest.drafters}
+    roles = {"target": ROLES, "cache": ("keep",)} | {d.name: KINDS[d.kind][1] for d in manifest.drafters}
     for i, graph in enumerate(manifest.graphs):
         _check_graph(graph, f"graphs[{i}]", roles)
 

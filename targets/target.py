@@ -83,6 +83,7 @@ class Target:
     computes      (precision, type): there the compiler rounds every float32 value to that type, and quality is
                   measured with it
     half          precisions whose fixed-width graphs have float16 activations; the others have float32
+    resident      the first provider keeps the cache in the device's memory: the bundle has a graph that writes to it
     step          activation dtype of the any-width graph at these precisions
     precisions    what `auto` may choose, in order: the first within the bounds is taken
     widths        verify widths S, ascending, the first is 1
@@ -108,6 +109,7 @@ class Target:
     spelling: str = ""
     computes: Pairs = ()
     half: tuple[str, ...] = ()
+    resident: bool = False
     step: str = "float32"
     precisions: tuple[str, ...] = ()
     widths: tuple[int, ...] = (1, 8)
@@ -135,6 +137,7 @@ class Target:
         compiler = self.compiler.provider if self.compiler else None
         self._ensure(compiler is None or compiler in names, f"the compiler's provider {compiler} is not in its chain")
         self._ensure(not (self.computes and self.symbolic), "only fixed-width graphs are rounded")
+        self._ensure(not self.resident or self.symbolic, "only any-width graphs keep their cache on a device")
         self._ensure(bool(self.proof), "does not say what is proved")
         self._check_sizes()
         self._check_precisions()

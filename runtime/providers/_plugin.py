@@ -18,7 +18,7 @@ from typing import Any
 
 import onnxruntime as ort
 
-from spec_edge.runtime.providers._onnxruntime import OrtOpened, open_session, session_options
+from spec_edge.runtime.providers._onnxruntime import Memory, OrtOpened, open_session, session_options
 from spec_edge.runtime.providers._windows_ml import PACKAGE as WINDOWS_ML
 from spec_edge.runtime.providers._windows_ml import catalogue
 from spec_edge.runtime.providers.checks import guarded, refuse_symbolic
@@ -28,6 +28,9 @@ SILENT = 4
 """Log severity: nothing but what ends the process. What went wrong is in the exception."""
 
 Options = Mapping[str, str]
+RECORDS = "enable_cuda_graph"
+"""The option that has a provider record a run and replay it."""
+
 SESSION = ("session.", "ep.", "optimization.")
 """How the keys of session options begin; every other option is the provider's."""
 
@@ -69,6 +72,8 @@ class Plugin:
     bad        versions -> why these do not work together, "" where nothing is known against them
     fits       (device, kind, options) -> whether this device of ONNX Runtime's list is the one
     ours       options that only `fits` reads
+    compiles   has a compiled form (EPContext); the others make their kernels when they open a graph
+    memory     ONNX Runtime's name of the device memory that Python can hold tensors in; "": there is none
     shown      options -> what to call the device; "" for what it calls itself
     """
 
@@ -84,6 +89,8 @@ class Plugin:
     bad: Callable[[Mapping[str, str]], str] = _fine
     fits: Callable[[Any, str, Options], bool] = _fits
     ours: frozenset[str] = frozenset()
+    compiles: bool = True
+    memory: str = ""
     shown: Callable[[Options], str] = _itself
 
 
@@ -96,7 +103,8 @@ def provider_of(plugin: Plugin) -> Provider:
         install=plugin.install,
         find=partial(find_plugin, plugin),
         open=partial(open_plugin, plugin),
-        compile=partial(compile_plugin, plugin),
+        compile=partial(compile_plugin, plugin) if plugin.compiles else None,
+        resident=bool(plugin.memory),
     )
 
 
@@ -153,13 +161,14 @@ def _opened(plugin: Plugin, job: Job, options: Any) -> OrtOpened:
     own = {**plugin.defaults(), **own}
     devices = _devices(plugin, job.options)
     names = {plugin.ep: plugin.name}
+    memory = Memory(plugin.memory, own.get("device_id", "0"), own.get(RECORDS) == "1") if plugin.memory else None
     if not devices:
-        return open_session(job, plugin.name, options, [(plugin.ep, own)], names)
+        return open_session(job, plugin.name, options, [(plugin.ep, own)], names, memory)
     guarded(
         f"{plugin.name} refuses its options",
         lambda: options.add_provider_for_devices(list(devices[:1]), own),
     )
-    return open_session(job, plugin.name, options, None, names)
+    return open_session(job, plugin.name, options, None, names, memory)
 
 
 def _session_options(plugin: Plugin, job: Job) -> Any:

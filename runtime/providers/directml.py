@@ -10,6 +10,7 @@ from spec_edge.runtime.providers._plugin import Plugin, provider_of
 PROVIDER = provider_of(
     Plugin(
         name="directml",
+        compiles=False,
         ep="DmlExecutionProvider",
         device="gpu",
         symbolic=False,

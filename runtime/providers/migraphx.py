@@ -10,6 +10,7 @@ from spec_edge.runtime.providers._plugin import Plugin, provider_of
 PROVIDER = provider_of(
     Plugin(
         name="migraphx",
+        compiles=False,
         ep="MIGraphXExecutionProvider",
         device="gpu",
         symbolic=False,

@@ -6,10 +6,10 @@ arrays. Importing a provider's file imports none of the packages that it needs: 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from numpy.typing import NDArray
 
@@ -77,6 +77,33 @@ class Opened(Protocol):
     def close(self) -> None: ...
 
 
+class Placed(Protocol):
+    """An array in a device's memory, of fixed shape and dtype."""
+
+    def write(self, array: Array) -> None:
+        """All of it, from the CPU. ProviderFailed: another shape, or the device failed."""
+        ...
+
+    def read(self) -> Array:
+        """A copy on the CPU."""
+        ...
+
+
+@runtime_checkable
+class Resident(Opened, Protocol):
+    """A graph on a device whose inputs and outputs can stay there from run to run."""
+
+    def place(self, shape: Sequence[int], dtype: str) -> Placed:
+        """An array of zeros in the device's memory."""
+        ...
+
+    def bind_placed(
+        self, inputs: Mapping[str, Array | Placed], outputs: Mapping[str, Array | Placed], again: bool
+    ) -> Callable[[], None]:
+        """As `bind`. again: this very run will come often, and everything in it is placed: it may be recorded."""
+        ...
+
+
 @dataclass(frozen=True)
 class Provider:
     """A way to run graphs.
@@ -85,6 +112,7 @@ class Provider:
     device    "cpu", "gpu" or "npu"
     symbolic  takes symbolic shapes; otherwise only graphs of fixed width and past
     fused     takes the "fused" lowering, whose cache is rewritten in place
+    resident  what it opens is `Resident`: the cache may stay in its memory
     install   what to install where it is missing, in words: "pip install openvino"
     find      (options) -> Found; ProviderMissing says why it cannot be used
     open      a graph as an `Opened`; ProviderFailed says what the provider said
@@ -100,6 +128,7 @@ class Provider:
     open: Callable[[Job], Opened]
     compile: Callable[[Job, Path], None] | None = None
     fused: bool = False
+    resident: bool = False
 
 
 Opener: TypeAlias = Callable[[GraphSpec], Opened]

@@ -12,6 +12,7 @@ PACKAGE = "onnxruntime-ep-webgpu"
 PROVIDER = provider_of(
     Plugin(
         name="webgpu",
+        compiles=False,
         ep="WebGpuExecutionProvider",
         device="gpu",
         symbolic=True,

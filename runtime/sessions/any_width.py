@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from spec_edge.models.contract import GraphSpec, ModelFacts, SpecError
 from spec_edge.runtime.bundle import Bundle
-from spec_edge.runtime.cache import Cache
+from spec_edge.runtime.cache import Committed
 from spec_edge.runtime.draft import Draft, Output
 from spec_edge.runtime.sessions.features import features, joined
 
@@ -92,7 +92,7 @@ class AnyWidthSession(ABC):
 
     @property
     @abstractmethod
-    def _cache(self) -> Cache: ...
+    def _cache(self) -> Committed: ...
 
     @abstractmethod
     def _reserve(self, rows: int, spare: int = 0) -> None:

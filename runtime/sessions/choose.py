@@ -6,7 +6,7 @@ Enters: a bundle, a provider and its opener. Leaves: the target's session, or a 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from spec_edge.models.contract import GraphSpec, SpecError
 from spec_edge.models.plugins import find
@@ -19,6 +19,7 @@ from spec_edge.runtime.sessions.any_width import WIDEST
 from spec_edge.runtime.sessions.chain import Chain
 from spec_edge.runtime.sessions.ort import OrtSession
 from spec_edge.runtime.sessions.portable import PortableSession
+from spec_edge.runtime.sessions.resident import ResidentSession
 from spec_edge.runtime.sessions.static import StaticSession
 
 
@@ -31,12 +32,17 @@ class PlacedSession(Session, Protocol):
         ...
 
 
-def _kind(bundle: Bundle, on: Provider) -> type[OrtSession | PortableSession | StaticSession]:
+Kind: TypeAlias = type[OrtSession | PortableSession | ResidentSession | StaticSession]
+
+
+def _kind(bundle: Bundle, on: Provider) -> Kind:
     """One any-width graph where the provider takes it, else graphs of fixed widths."""
     wide = [g.lowering for g in bundle.graphs("target", "step")]
     if on.fused and "fused" in wide:
         return OrtSession
-    return PortableSession if on.symbolic and "portable" in wide else StaticSession
+    if not on.symbolic or "portable" not in wide:
+        return StaticSession
+    return ResidentSession if on.resident and bundle.graphs("cache", "keep") else PortableSession
 
 
 def open_session(bundle: Bundle, on: Provider, opener: Opener) -> PlacedSession:

@@ -22,7 +22,11 @@ from spec_edge.models.lowerings.rounding import rounded
 from spec_edge.models.lowerings.spelling import respelled
 from spec_edge.models.planned import plannable
 from spec_edge.runtime.bundle import open_bundle, sha256
+from spec_edge.runtime.draft import Draft
 from spec_edge.runtime.fallback import fallback
+from spec_edge.runtime.providers.opening import on_cpu
+from spec_edge.runtime.sessions.portable import PortableSession
+from spec_edge.runtime.sessions.resident import ResidentSession
 from spec_edge.targets.operators import AMD_BF16, PORTABLE
 from spec_edge.targets.target import target, targets
 
@@ -317,6 +321,34 @@ def test_auto_passes_over_what_does_not_fit(
 )
 def test_an_npu_bundle_has_the_two_largest_buckets(context: int, want: tuple[int, ...]) -> None:
     assert buckets(target("meteor-lake"), context) == want
+
+
+def test_a_bundle_whose_cache_stays_on_the_device(bench: Any, tiny_target: Path, heads: Path, tmp_path: Path) -> None:
+    """The graph that writes to it is planned, written and run; sessions with and without it give the same logits."""
+    args = ("--target", "cuda", "--precision", "fp16", "--medusa", heads)
+    done = bench.export(tiny_target, "-o", tmp_path / "b", *args, "--json")
+    assert done.exit_code == 0, done.output
+    bundle = open_bundle(tmp_path / "b")
+    (keep,) = bundle.graphs("cache", "keep")
+    options = build_options(str(tiny_target), Path("out"), "fp16", target_name="cuda")
+    planned = next(file for file in plan_bundle(options).files if file.network == "cache")
+    assert (planned.file, planned.bytes) == (keep.file.file, keep.file.bytes) and {t.dtype for t in keep.outputs} == {
+        "float16"
+    }
+    sessions = [kind(bundle, on_cpu(bundle, 1)) for kind in (ResidentSession, PortableSession)]
+    for session in sessions:
+        session.wants = frozenset({"hidden"})
+    ids = [int(i) for i in np.random.default_rng(0).integers(0, 200, 150)]
+    outputs = [session.prefill(ids) for session in sessions]
+    for kept in ((0, 2, 3), (0, 1), (0,)):
+        tree = Draft((5, 6, 7, 8), (-1, -1, 1, 2), (True,) * 4)
+        outputs += [session.verify(3, tree) for session in sessions]
+        for session in sessions:
+            session.commit(kept)
+    for ours, theirs in zip(outputs[::2], outputs[1::2], strict=True):
+        np.testing.assert_array_equal(ours.logits, theirs.logits)
+        assert ours.hidden is not None and theirs.hidden is not None
+        np.testing.assert_array_equal(ours.hidden, theirs.hidden)
 
 
 def test_activations_of_each_precision() -> None:

@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from spec_edge.models.contract import (
     TensorSpec,
     TextFacts,
 )
+from spec_edge.models.keep_graph import NETWORK, ROLE, keep_graph
 from spec_edge.runtime import manifest as schema
 
 LAYERS, HIDDEN, HEADS, KV, DIM, CONTEXT = 2, 32, 4, 2, 16, 1024
@@ -274,6 +276,20 @@ def tiny_half(network: Network, tmp_path_factory: pytest.TempPathFactory) -> Pat
     """The same with portable graphs in fp16."""
     folder = tmp_path_factory.mktemp("half") / "bundle"
     write_bundle(folder, network, byte_tokenizer(), "float16")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_resident(network: Network, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with the graph that writes to a cache in a device's memory."""
+    folder = tmp_path_factory.mktemp("resident") / "bundle"
+    manifest = write_bundle(folder, network, byte_tokenizer())
+    shape: Any = SimpleNamespace(layers=LAYERS, kv_heads=KV, head_dim=DIM)
+    model, inputs, outputs = keep_graph(shape, "float32")
+    (folder / "keep.onnx").write_bytes(model.SerializeToString())
+    keep = GraphSpec("keep", NETWORK, ROLE, "portable", None, None, inputs, outputs, fact(folder / "keep.onnx"))
+    changed = dataclasses.replace(manifest, graphs=(*manifest.graphs, keep))
+    (folder / "bundle.json").write_bytes(schema.write(changed))
     return folder
 
 

@@ -98,13 +98,13 @@ BAD: list[tuple[Callable[[Manifest], Manifest], str]] = [
     (eagle(vocabulary=FileFact("v.bin", 10**7, "2" * 64)), "drafters[1].vocabulary has 10000000 bytes"),
     (eagle(vocabulary=FileFact("a/v.bin", 8, "2" * 64)), "file name 'a/v.bin' is not allowed"),
     (lambda m: replace(m, drafters=(MEDUSA, MEDUSA)), "drafters two are called 'medusa'"),
-    (lambda m: replace(m, drafters=(EAGLE,)), "network 'medusa' is not one of target, eagle"),
+    (lambda m: replace(m, drafters=(EAGLE,)), "network 'medusa' is not one of target, cache, eagle"),
     (lambda m: replace(m, model=replace(m.model, taps=())), "drafters[1].reads taps, which the target's graphs do not"),
     (lambda m: replace(m, graphs=m.graphs[:-3]), "drafter eagle has no graph"),
     (with_graph(graph("medusa", "verify")), "role 'verify' is not one of heads"),
     (with_graph(graph("eagle", "heads")), "role 'heads' is not one of step, fuse, prefill, catchup, expand"),
     (with_graph(graph("target", "heads")), "role 'heads' is not one of step, verify, prefill"),
-    (with_graph(graph("hydra", "heads")), "network 'hydra' is not one of target, medusa, eagle"),
+    (with_graph(graph("hydra", "heads")), "network 'hydra' is not one of target, cache, medusa, eagle"),
 ]
 
 

@@ -20,16 +20,25 @@ from spec_edge.runtime.providers.opening import on_cpu
 from spec_edge.runtime.providers.provider import Opener
 from spec_edge.runtime.sessions.ort import CHUNK, OrtSession
 from spec_edge.runtime.sessions.portable import PortableSession
+from spec_edge.runtime.sessions.resident import ResidentSession
 from spec_edge.runtime.sessions.static import StaticSession
 
 Reference = Callable[[list[int]], tuple[np.ndarray, np.ndarray]]
 TREE = Draft((5, 6, 7, 8, 9), (-1, -1, 0, 1, 3), (True,) * 5)
 
 
-@pytest.fixture(params=["fused", "portable", "static"])
-def make(request: pytest.FixtureRequest, tiny: Path) -> Callable[..., Any]:
-    kind = {"fused": OrtSession, "portable": PortableSession, "static": StaticSession}[request.param]
-    return lambda: kind(*reference(tiny))
+KINDS: dict[str, Any] = {
+    "fused": OrtSession,
+    "portable": PortableSession,
+    "static": StaticSession,
+    "resident": ResidentSession,
+}
+
+
+@pytest.fixture(params=KINDS)
+def make(request: pytest.FixtureRequest, tiny: Path, tiny_resident: Path) -> Callable[..., Any]:
+    """The device of the resident session is the CPU, through the calls that a GPU would get."""
+    return lambda: KINDS[request.param](*reference(tiny_resident if request.param == "resident" else tiny))
 
 
 def reference(folder: Path) -> tuple[Bundle, Opener]:

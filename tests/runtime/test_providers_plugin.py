@@ -285,4 +285,6 @@ def test_every_provider_says_what_to_install() -> None:
         assert found.name == name and found.install and found.device in ("cpu", "gpu", "npu")
         assert not (found.fused and not found.symbolic)
     assert "cpu" in [found.name for found in usable()]
+    compiling = [name for name in names if provider(name).compile is not None]
+    assert compiling == ["openvino-ep", "openvino-gpu", "openvino-npu", "qnn", "tensorrt-rtx", "vitisai"]
     assert onnxruntime.__version__
