@@ -89,12 +89,18 @@ def cache_key(job: Job, provider: Provider, found: Found) -> str:
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
-def workplace(folder: Path, say: Say) -> Path:
-    """A new private folder to compile in, in the cache if that can be written. OSError: there is no room anywhere."""
+def workplace(folder: Path, need: int, say: Say) -> Path:
+    """A new private folder to compile in, in the cache if that can be written and has room for `need` bytes more.
+
+    OSError: there is nowhere to write.
+    """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         _check_owner(folder)
         _sweep(folder)
+        free = shutil.disk_usage(folder).free
+        if free < need:
+            raise OSError(f"{free / 1e6:.0f} MB are free, and a graph may take {need / 1e6:.0f}")
         return Path(tempfile.mkdtemp(prefix=PARTIAL, dir=folder))
     except OSError as error:
         say(

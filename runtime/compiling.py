@@ -118,7 +118,7 @@ def compiled(
     elif artefact := store.find(folder, key, say):
         return artefact
     _refuse_known(folder, key, settings)
-    with _workplace(folder, provider, say) as work:
+    with _workplace(folder, job.weights.bytes, provider, say) as work:
         made = _compile(job, provider, found, settings, work, key, progress or (lambda _graph, _seconds: None))
         artefact = store.publish(work, folder, key, made, say)
     store.trim(folder, settings.most_bytes, keep=key)
@@ -136,10 +136,13 @@ def _refuse_known(folder: Path, key: str, settings: CompileSettings) -> None:
 
 
 @contextmanager
-def _workplace(folder: Path, provider: Provider, say: Callable[[str], None]) -> Iterator[Path]:
-    """A folder to compile in. It is removed if that fails, and at exit where its artefact lasts for this run only."""
+def _workplace(folder: Path, need: int, provider: Provider, say: Callable[[str], None]) -> Iterator[Path]:
+    """A folder to compile in. It is removed if that fails, and at exit where its artefact lasts for this run only.
+
+    need: bytes of the weights, which a compiled graph carries
+    """
     try:
-        work = store.workplace(folder, say)
+        work = store.workplace(folder, need, say)
     except OSError as error:
         raise ProviderFailed(
             f"{provider.name}: there is nowhere to write a compiled graph ({error.strerror})"

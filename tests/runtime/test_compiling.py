@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -434,6 +436,16 @@ def test_a_disk_that_is_full_when_it_is_kept(
         said: list[str] = []
         artefact = _works_for_this_run(job, settings, said)
         assert "No space left on device" in said[0]
+    compiled_store.discard(artefact.parent)
+    assert compiled_store.entries(settings.folder) == ()
+
+
+def test_a_disk_without_room_for_a_graph(job: Job, settings: CompileSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiled graph carries the weights; the temporary folder may lie on another disk."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda _folder: SimpleNamespace(free=job.weights.bytes - 1))
+    said: list[str] = []
+    artefact = _works_for_this_run(job, settings, said)
+    assert "MB are free, and a graph may take" in said[0]
     compiled_store.discard(artefact.parent)
     assert compiled_store.entries(settings.folder) == ()
 
