@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
-from toy_checkpoint import write_checkpoints
+from toy_checkpoint import LAYERS, write_checkpoints
 
 from spec_edge.targets.target import target
 
@@ -125,7 +125,8 @@ def _call(command: list[str], failure: str) -> str:
 
 
 def _cut(folder: Path) -> None:
-    """Every graph in each target's first precision, and the widest verify graph in all others that they offer."""
+    """Every graph in each target's first precision, and the widest verify graph in all others that they offer and cut
+    into two parts."""
     model, medusa, eagle = write_checkpoints(folder / "toys")
     drafters = ["--medusa", str(medusa), "--eagle", str(eagle)]
     for name in TARGETS:
@@ -135,10 +136,13 @@ def _cut(folder: Path) -> None:
         for precision in profile.precisions[1:]:
             widest = f"verify-*-s{profile.widths[-1]}-*"
             _compile(folder, name, precision, [str(model)], ["--graphs", widest, "--targets", compilers])
+        parts = [str(model), "--parts", str(LAYERS)]
+        options = ["--graphs", "verify-*-s8-*,prefill-*", "--targets", compilers]
+        _compile(folder, name, profile.precisions[0], parts, options, "-parts")
 
 
-def _compile(folder: Path, name: str, precision: str, model: list[str], options: list[str]) -> None:
-    bundle = folder / f"{name}-{precision}"
+def _compile(folder: Path, name: str, precision: str, model: list[str], options: list[str], label: str = "") -> None:
+    bundle = folder / f"{name}-{precision}{label}"
     command = [sys.executable, "-m", "spec_edge.export", *model, "-o", str(bundle), "--target", name]
     _call([*command, "--precision", precision], f"no bundle for {name}")
     command = [sys.executable, str(SLOW / "npu_compile.py"), str(folder / "rows.jsonl"), str(bundle), *options]

@@ -77,7 +77,7 @@ def _draft(
     check_vocabulary(target, draft)
     context = None if options.context is None else min(options.context, draft.config.context)
     output = folder_beside(options.output, DRAFT)
-    own = replace(options, model=options.draft, output=output, context=context, drafters={}, heads=False)
+    own = replace(options, model=options.draft, output=output, context=context, drafters={}, heads=False, parts=None)
     summary = _build(own, draft, work, progress, Beside(), None)
     return summary, Beside(draft_fact(options.output, work), schema.read((work / MANIFEST).read_bytes()))
 
@@ -101,6 +101,7 @@ def _fallback(
         precision=AUTO,
         widths=other.widths,
         context=context_of(options, checkpoint.config),
+        parts=None,
     )
     summary = _build(own, checkpoint, work, progress, beside, law)
     return summary, replace(beside, fallback=fallback_fact(options.output, work))
@@ -118,7 +119,9 @@ def _build(
     with ExitStack() as temporary:
         paths = options.with_shipped(shipped(checkpoint.source.sha256))
         drafters = attach(paths, checkpoint.config, temporary)
-        plan = Plan(checkpoint, options.target, context_of(options, checkpoint.config), options.widths, drafters)
+        context = context_of(options, checkpoint.config)
+        parts = parts_of(options, checkpoint.config)
+        plan = Plan(checkpoint, options.target, context, options.widths, drafters, parts)
         summary, manifest = _checked(options, plan, work, progress, beside, law)
     return replace(summary, memory=memory(manifest, beside.drafting))
 
@@ -148,6 +151,8 @@ def _open(options: BuildOptions, model: str, progress: Stages) -> Checkpoint:
     path = resolve(model, _late(progress, f"fetching {model}"))
     if options.context is not None and model == options.model:
         context_of(options, open_config(path)[1])  # the weights would be read for nothing
+    if options.parts is not None and model == options.model:
+        parts_of(options, open_config(path)[1])
     return open_checkpoint(path, _late(progress, f"reading {path.name}"))
 
 
@@ -171,6 +176,13 @@ def context_of(options: BuildOptions, config: ModelConfig) -> int:
     if options.context > trained:
         raise BadUsage(f"--context {options.context} is more than the {trained} tokens that the model was trained for")
     return options.context
+
+
+def parts_of(options: BuildOptions, config: ModelConfig) -> int | None:
+    """Into how many graphs the network is cut. BadUsage: more than it has layers."""
+    if options.parts is not None and options.parts > config.layers:
+        raise BadUsage(f"--parts {options.parts} is more than the {config.layers} layers of the model")
+    return options.parts
 
 
 def _choose(precision: str, plan: Plan, law: ReferenceLaw, work: Path, progress: Stages) -> Chosen:

@@ -56,10 +56,12 @@ class Plan:
     context: int
     widths: tuple[int, ...]
     drafters: tuple[Attached, ...] = ()
+    parts: int | None = None
 
-    def forms(self, precision: str) -> tuple[Form, ...]:
-        """Every graph of the target."""
-        return forms(self.target, precision, self.context, self.widths, taps(self.drafters))
+    def forms(self, precision: str, weights: int = 0) -> tuple[Form, ...]:
+        """Every graph of the target, whose weights have so many bytes."""
+        parts = self.parts or min(self.target.parts_for(weights), self.checkpoint.config.layers)
+        return forms(self.target, precision, self.context, self.widths, taps(self.drafters), parts)
 
     def measured(self, wanted: tuple[Form, ...]) -> tuple[Form, ...]:
         """The graphs that quality is measured on: any-width ones where the target runs them, else also the fixed-width
@@ -97,6 +99,7 @@ def start(plan: Plan, precision: str, folder: Path, peaks: Mapping[str, float]) 
         room = plan.room(precision)
         placed = place(plan.drafters, store, dtypes, room, checkpoint.weights, folder)
         weights = store.fact()
+    wanted = plan.forms(precision, weights.bytes)
     first = plan.measured(wanted)
     manifest = Manifest(
         format=FORMAT,

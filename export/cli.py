@@ -80,6 +80,7 @@ def main() -> None:
 @click.option("--precision", default="auto", show_default=True, help="auto, or a weight scheme: keep, int8, fp16 ...")
 @click.option("--context", type=click.IntRange(64), help="Most tokens, all told.  [default: 2048, or the target's]")
 @click.option("--widths", help="Verify widths of the static graphs, such as 1,2,4,8,16.  [default: the target's]")
+@click.option("--parts", type=click.IntRange(1), help="Cut the static graphs into so many.  [default: the target's]")
 @click.option("--target", "target_name", default="cpu", show_default=True, help="One of `spec-edge targets`.")
 @click.option("--with-fallback", "fallback", metavar="TARGET", help="Also export for this one, in a bundle beside it.")
 @click.option(
@@ -98,6 +99,7 @@ def build(
     precision: str,
     context: int | None,
     widths: str | None,
+    parts: int | None,
     target_name: str,
     fallback: str | None,
     draft: str | None,
@@ -119,7 +121,7 @@ def build(
         raise click.UsageError("Missing option '-o' / '--output'.")
     output = output or Path()
     options = build_options(
-        model, output, precision, context, widths, target_name, force, draft, drafters, fallback, not no_heads
+        model, output, precision, context, widths, target_name, force, draft, drafters, fallback, not no_heads, parts
     )
     if dry_run:
         _plan(options, as_json)

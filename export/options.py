@@ -25,6 +25,7 @@ class BuildOptions:
     drafters  path of the weights of each drafting method that brings some
     fallback  another target to export the model for, beside it; None: none
     heads     whether heads that come with the package for this very model are put in, where `drafters` has none
+    parts     how many graphs the fixed-width network is cut into; None: as many as the target needs for its weights
     """
 
     model: str
@@ -38,6 +39,7 @@ class BuildOptions:
     drafters: Mapping[str, Path] = field(default_factory=dict)
     fallback: Target | None = None
     heads: bool = True
+    parts: int | None = None
 
     def with_shipped(self, heads: Mapping[str, Path]) -> Mapping[str, Path]:
         """Every drafter to put in. heads: the package's own for this model, for targets that take any width."""
@@ -89,6 +91,7 @@ def build_options(
     drafters: Mapping[str, Path] | None = None,
     fallback: str | None = None,
     heads: bool = True,
+    parts: int | None = None,
 ) -> BuildOptions:
     """BadUsage for an unknown precision or target, widths that the target does not take, or a model that is not there.
 
@@ -107,7 +110,7 @@ def build_options(
     if missing := [path for path in (drafters or {}).values() if not path.exists()]:
         raise BadUsage(f"there is no file or folder '{missing[0]}' with a drafter's weights")
     return BuildOptions(
-        model, output, precision, context, chosen, profile, replace, draft, drafters or {}, other, heads
+        model, output, precision, context, chosen, profile, replace, draft, drafters or {}, other, heads, parts
     )
 
 

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from spec_edge.export.build import context_of
+from spec_edge.export.build import context_of, parts_of
 from spec_edge.export.candidate import WEIGHTS, rope_facts
 from spec_edge.export.drafters import Attached, attach, graph_file, taps
 from spec_edge.export.keeping import keep_file
@@ -80,7 +80,7 @@ def plan_bundle(options: BuildOptions) -> Planned:
     with ExitStack() as stack:
         paths = options.with_shipped(shipped_for(options.model))
         attached = attach(paths, config, stack, weights=False)
-        files, graphs, sizes, whole = _network(config, room, attached, options.target)
+        files, graphs, sizes, whole = _network(config, room, attached, options.target, parts_of(options, config))
     drafters = [
         PlannedDrafter(
             a.kind.method,
@@ -122,11 +122,13 @@ def _precision(options: BuildOptions) -> str:
 
 
 def _network(
-    config: ModelConfig, room: Room, attached: Sequence[Attached], target: Target
+    config: ModelConfig, room: Room, attached: Sequence[Attached], target: Target, parts: int | None
 ) -> tuple[tuple[PlannedFile, ...], dict[str, list[DrafterGraph]], list[int], int]:
     """Files, graphs of each drafter, bytes of each, bytes of the weights file."""
     wanted = forms(room.profile, room.precision, room.context, room.widths, taps(attached))
     stored, whole = _stored(config, room, wanted)
+    parts = parts or min(target.parts_for(whole), config.layers)
+    wanted = forms(room.profile, room.precision, room.context, room.widths, taps(attached), parts)
     files = [_form_file(config, stored, form, room, target) for form in wanted]
     if kept := keep_file(config, target, room.precision):
         files.append(PlannedFile(f"{NAME}.onnx", NETWORK, len(kept[0]), _shapes(*kept[1:])))

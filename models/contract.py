@@ -72,6 +72,9 @@ class GraphSpec:
     width     S, or None where it is symbolic
     past      P (portable) or M (fused), or None where it is symbolic
     borrows   target tensors that a drafter's graph uses from the shared weights file
+    part      of `parts` graphs, run one after the other, that are one network cut between layers. Part i reads
+              `residual.i` [1, S, H], the residual stream, and writes `residual.i+1`; the first one reads input_ids, the
+              last one gives logits and `hidden`. Each has the K/V of its own layers and the taps that lie in them
     """
 
     name: str
@@ -84,6 +87,20 @@ class GraphSpec:
     outputs: tuple[TensorSpec, ...]
     file: FileFact
     borrows: tuple[str, ...] = ()
+    part: int = 0
+    parts: int = 1
+
+
+def layers_of(count: int, part: int, parts: int) -> range:
+    """The layers of a network of `count` that this part runs: as many as the others, give or take one."""
+    return range(count * part // parts, count * (part + 1) // parts)
+
+
+def taps_of(taps: tuple[int, ...], count: int, part: int, parts: int) -> tuple[int, ...]:
+    """The tapped layers that this part gives, in the order of `taps`: what enters its layers, and in the last part
+    what leaves them."""
+    own = layers_of(count, part, parts)
+    return tuple(tap for tap in taps if tap in own or (tap == count and part + 1 == parts))
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,8 @@ Enters: a model in the weights file (`Stored`) and a form. Leaves: the ONNX mode
 
     input_ids -> embedding -> layers x [norm -> q|k|v -> attend -> o -> + norm -> gate|up -> swiglu -> down -> +]
               -> norm (hidden) -> rows -> lm_head (logits)
+
+A form that is one of several parts has the layers of that part; between parts goes the residual stream.
 """
 
 from __future__ import annotations
@@ -32,9 +34,11 @@ def build(config: ModelConfig, stored: Stored, form: Form) -> tuple[onnx.ModelPr
     site = Site(Graph(stored.weights_file, stored.opset), form.activation, stored.accuracy_level)
     parts = Build(site, config, stored, form)
     how = lowering(form.lowering)
-    hidden, taps = _layers(parts, how)
-    logits = matmul(site, stored.head, _asked_rows(parts, hidden), "/lm_head")
-    named = [(hidden, "hidden"), (logits, "logits")]
+    end, taps = _layers(parts, how)
+    if form.last:
+        named = [(end, "hidden"), (matmul(site, stored.head, _asked_rows(parts, end), "/lm_head"), "logits")]
+    else:
+        named = [(end, f"residual.{form.part + 1}")]
     if taps:
         named.append((site.graph.concat(taps, -1, "/taps/Concat"), "taps"))
     for value, name in named:
@@ -44,13 +48,14 @@ def build(config: ModelConfig, stored: Stored, form: Form) -> tuple[onnx.ModelPr
 
 
 def _layers(build: Build, how: Lowering) -> tuple[str, list[str]]:
-    """The final normed hidden state [S, H], and the residual stream [S, H] that enters each tapped layer."""
-    site, stored = build.site, build.stored
-    ids = site.graph.op("Squeeze", ("input_ids", site.ints(0)), "/input_ids/Squeeze")
-    x = embed(site, stored.embedding, ids, "/embed_tokens")
-    normed = how.norm(build, x, stored.norms["model.layers.0.input_layernorm"], "/layers.0/input_layernorm")
-    entering = {0: x}
-    for i in range(build.config.layers):
+    """The final normed hidden state [S, H], or the residual stream that leaves a part which is not the last; and the
+    residual stream [S, H] that enters each tapped layer."""
+    site, stored, first = build.site, build.stored, build.layers.start
+    x = _entering(build)
+    where = f"/layers.{first}/input_layernorm"
+    normed = how.norm(build, x, stored.norms[f"model.layers.{first}.input_layernorm"], where)
+    entering = {first: x}
+    for i in build.layers:
         name, path = f"model.layers.{i}", f"/layers.{i}"
         qkv = project(site, stored.groups[f"{name}.self_attn.qkv"], normed, f"{path}/attn")
         attention = how.attend(build, qkv, i)
@@ -60,9 +65,21 @@ def _layers(build: Build, how: Lowering) -> tuple[str, list[str]]:
         gate_up = project(site, stored.groups[f"{name}.mlp.gate_up"], normed, f"{path}/mlp")
         (y,) = project(site, stored.groups[f"{name}.mlp.down"], swiglu(site, gate_up, f"{path}/mlp"), f"{path}/mlp")
         following, where = _next_norm(build.config, i)
-        x, normed = how.add_norm(build, x, y, stored.norms[following], where)
+        if i + 1 == build.layers.stop and not build.form.last:
+            normed = x = site.graph.op("Add", (x, y), f"{where}/residual/Add")
+        else:
+            x, normed = how.add_norm(build, x, y, stored.norms[following], where)
         entering[i + 1] = x
-    return normed, [entering[i] for i in build.form.taps]
+    return normed, [entering[i] for i in build.form.own_taps(build.config.layers)]
+
+
+def _entering(build: Build) -> str:
+    """The residual stream [S, H] that enters the first layer: embeddings, or what the part before has left."""
+    site, part = build.site, build.form.part
+    if part:
+        return site.graph.op("Squeeze", (f"residual.{part}", site.ints(0)), f"/residual.{part}/Squeeze")
+    ids = site.graph.op("Squeeze", ("input_ids", site.ints(0)), "/input_ids/Squeeze")
+    return embed(site, build.stored.embedding, ids, "/embed_tokens")
 
 
 def _next_norm(config: ModelConfig, layer: int) -> tuple[str, str]:
@@ -81,14 +98,21 @@ def _asked_rows(build: Build, hidden: str) -> str:
 
 
 def _inputs(build: Build, how: Lowering) -> tuple[TensorSpec, ...]:
+    if part := build.form.part:
+        return (build.tensor(f"residual.{part}", 1, build.width, build.config.hidden_size), *how.inputs(build))
     rows = (TensorSpec("rows", "int32", ("R",)),) if build.form.role == "step" else ()
     return (TensorSpec("input_ids", "int32", (1, build.width)), *rows, *how.inputs(build))
 
 
 def _outputs(build: Build, how: Lowering) -> tuple[TensorSpec, ...]:
     asked = {"step": "R", "verify": build.width, "prefill": 1}[build.form.role]
-    logits = build.tensor("logits", 1, asked, build.config.vocab_size)
-    hidden = build.tensor("hidden", 1, build.width, build.config.hidden_size)
-    tapped = len(build.form.taps) * build.config.hidden_size
-    taps = (build.tensor("taps", 1, build.width, tapped),) if tapped else ()
-    return (logits, hidden, *taps, *how.outputs(build))
+    form, width, features = build.form, build.width, build.config.hidden_size
+    end = (build.tensor(f"residual.{form.part + 1}", 1, width, features),)
+    if form.last:
+        end = (
+            build.tensor("logits", 1, asked, build.config.vocab_size),
+            build.tensor("hidden", 1, width, features),
+        )
+    tapped = len(form.own_taps(build.config.layers)) * features
+    taps = (build.tensor("taps", 1, width, tapped),) if tapped else ()
+    return (*end, *taps, *how.outputs(build))

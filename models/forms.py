@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from spec_edge.models.contract import FileFact, GraphSpec, SpecError, TensorSpec
+from spec_edge.models.contract import FileFact, GraphSpec, SpecError, TensorSpec, layers_of, taps_of
 
 ROLES = ("step", "verify", "prefill")
 BUCKET_STEP = 64
@@ -50,6 +50,7 @@ class Form:
     context     rows of the cos and sin tables of a fused graph: M must not exceed it
     activation  "float32" or "float16": dtype of activations, masks, cache and logits
     taps        layers whose input the graph gives as output `taps` (see `ModelFacts`)
+    part, parts  which of how many graphs the network is cut into (see `GraphSpec`)
     """
 
     role: str
@@ -59,6 +60,8 @@ class Form:
     context: int
     activation: str = "float32"
     taps: tuple[int, ...] = ()
+    part: int = 0
+    parts: int = 1
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:
@@ -67,12 +70,28 @@ class Form:
             raise SpecError(f"a {self.role} graph of width {self.width} and past {self.past} is not defined")
         if self.activation not in ("float32", "float16"):
             raise SpecError(f"activations are float32 or float16, not '{self.activation}'")
+        if not 0 <= self.part < self.parts or (self.parts > 1 and (self.width is None or self.lowering != "portable")):
+            raise SpecError(f"a {self.lowering} {self.role} graph cannot be part {self.part} of {self.parts}")
 
     @property
     def name(self) -> str:
-        """`step-fused`, `verify-portable-s8-p512`."""
+        """`step-fused`, `verify-portable-s8-p512`, `verify-portable-s8-p512-1of2`."""
         sizes = [f"{k}{n}" for k, n in (("s", self.width), ("p", self.past)) if n is not None]
-        return "-".join([self.role, self.lowering, *sizes])
+        cut = [f"{self.part + 1}of{self.parts}"] if self.parts > 1 else []
+        return "-".join([self.role, self.lowering, *sizes, *cut])
+
+    @property
+    def last(self) -> bool:
+        """Whether the graph ends in logits."""
+        return self.part + 1 == self.parts
+
+    def layers(self, count: int) -> range:
+        """Those of a network of `count` that this graph runs."""
+        return layers_of(count, self.part, self.parts)
+
+    def own_taps(self, count: int) -> tuple[int, ...]:
+        """Those of `taps` that this graph gives: what enters its layers, and in the last one what leaves them."""
+        return taps_of(self.taps, count, self.part, self.parts)
 
 
 @dataclass(frozen=True)
@@ -86,7 +105,10 @@ class Signature:
     def spec(self, network: str, file: FileFact) -> GraphSpec:
         """The bundle's record of this graph, once it lies in `file`."""
         f = self.form
-        return GraphSpec(f.name, network, f.role, f.lowering, f.width, f.past, self.inputs, self.outputs, file)
+        sizes = (f.width, f.past)
+        return GraphSpec(
+            f.name, network, f.role, f.lowering, *sizes, self.inputs, self.outputs, file, part=f.part, parts=f.parts
+        )
 
 
 def rounded(context: int) -> int:
@@ -124,15 +146,18 @@ def steps(profile: Profile) -> tuple[str, ...]:
 
 
 def forms(
-    profile: Profile, precision: str, context: int, widths: Sequence[int], taps: tuple[int, ...] = ()
+    profile: Profile, precision: str, context: int, widths: Sequence[int], taps: tuple[int, ...] = (), parts: int = 1
 ) -> tuple[Form, ...]:
-    """Every graph of a bundle: the any-width ones, then the static ones."""
+    """Every graph of a bundle: the any-width ones, then the static ones, each cut into so many parts."""
     table = rounded(context) + SCRATCH
     dtype = step_activation(profile, precision)
     wide = [Form("step", lowering, None, None, table, dtype, taps) for lowering in steps(profile)]
     dtype = activation(profile, precision)
     sizes = [("verify", s) for s in widths] + [("prefill", profile.prefill)]
     static = [
-        Form(role, profile.static, s, p, table, dtype, taps) for p in buckets(profile, context) for role, s in sizes
+        Form(role, profile.static, s, p, table, dtype, taps, part, parts)
+        for p in buckets(profile, context)
+        for role, s in sizes
+        for part in range(parts)
     ]
     return (*wide, *static)

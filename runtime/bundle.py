@@ -33,9 +33,9 @@ class Bundle:
         return self.folder / fact.file
 
     def graphs(self, network: str, role: str) -> tuple[GraphSpec, ...]:
-        """Graphs of one network and role, narrow and short first; empty if there are none."""
+        """Graphs of one network and role, narrow and short first, parts in order; empty if there are none."""
         found = [g for g in self.manifest.graphs if g.network == network and g.role == role]
-        return tuple(sorted(found, key=lambda g: (g.past or 0, g.width or 0)))
+        return tuple(sorted(found, key=lambda g: (g.past or 0, g.width or 0, g.part)))
 
 
 def is_bundle(folder: Path) -> bool:

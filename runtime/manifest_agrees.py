@@ -9,7 +9,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 
-from spec_edge.models.contract import CacheFacts, Dim, DrafterFact, GraphSpec, Manifest, ModelFacts, TensorSpec
+from spec_edge.models.contract import (
+    CacheFacts,
+    Dim,
+    DrafterFact,
+    GraphSpec,
+    Manifest,
+    ModelFacts,
+    TensorSpec,
+    layers_of,
+    taps_of,
+)
 from spec_edge.runtime.manifest_values import fail
 
 READS = {"medusa": "hidden", "eagle": "hidden", "eagle3": "taps"}
@@ -41,6 +51,7 @@ def agree(manifest: Manifest) -> None:
     for graph in _of(manifest, "target"):
         _cache(graph, manifest.model, "model")
         _features(graph, manifest.model)
+    _whole(_of(manifest, "target"))
     for graph in _of(manifest, "cache"):
         _cache(graph, manifest.model, "model")
     for i, drafter in enumerate(manifest.drafters):
@@ -52,7 +63,8 @@ def agree(manifest: Manifest) -> None:
 def _cache(graph: GraphSpec, facts: ModelFacts | CacheFacts, where: str) -> None:
     """One key and one value of [1, kv_heads, past, head_dim] a layer."""
     past = {name: shape for name, shape in _shapes(graph.inputs).items() if _PAST.fullmatch(name)}
-    if past.keys() != {f"past_{kind}.{i}" for i in range(facts.layers) for kind in ("key", "value")}:
+    own = layers_of(facts.layers, graph.part, graph.parts)
+    if not own or past.keys() != {f"past_{kind}.{i}" for i in own for kind in ("key", "value")}:
         fail(f"{where}.layers", f"{facts.layers} are not the {len(past) // 2} of graph {graph.name}")
     for shape in past.values():
         found = dict(zip(("kv_heads", "head_dim"), shape[1::2], strict=False)) if len(shape) == 4 else {}
@@ -65,34 +77,53 @@ def _sizes(graph: GraphSpec, where: str) -> None:
     """Width and past are those of the tensors; a graph that has both has no size that is left open."""
     if graph.width is None or graph.past is None:
         return
-    inputs = _shapes(graph.inputs)
-    if lacking := [name for name in STATIC if name not in inputs]:
+    inputs, enters = _shapes(graph.inputs), f"residual.{graph.part}" if graph.part else STATIC[0]
+    if lacking := [name for name in (enters, *STATIC[1:]) if name not in inputs]:
         fail(where, f"needs the input '{lacking[0]}' of graph {graph.name}")
     for tensor in (*graph.inputs, *graph.outputs):
         if any(isinstance(size, str) for size in tensor.shape):
             fail(where, f"has a width and a past, and '{tensor.name}' of graph {graph.name} has a size left open")
     if inputs["bias_past"] != (1, 1, graph.width, graph.past):
         fail(where, f"width {graph.width} and past {graph.past} are not those of graph {graph.name}")
-    if inputs["input_ids"] != (1, graph.width) or inputs["bias_new"] != (1, 1, graph.width, graph.width):
+    if inputs[enters][:2] != (1, graph.width) or inputs["bias_new"] != (1, 1, graph.width, graph.width):
         fail(f"{where}.width", f"{graph.width} is not that of graph {graph.name}")
     if any(shape[2:3] != (graph.past,) for name, shape in inputs.items() if _PAST.fullmatch(name)):
         fail(f"{where}.past", f"{graph.past} is not that of graph {graph.name}")
 
 
 def _features(graph: GraphSpec, model: ModelFacts) -> None:
-    outputs, taps = _shapes(graph.outputs), len(model.taps) * model.hidden_size
+    outputs = _shapes(graph.outputs)
+    taps = len(taps_of(model.taps, model.layers, graph.part, graph.parts)) * model.hidden_size
     if _last(outputs, "taps") != (taps or None):
         fail("model.taps", f"{list(model.taps)} do not fit the output 'taps' of graph {graph.name}")
+    for boundary, tensors in ((graph.part, _shapes(graph.inputs)), (graph.part + 1, outputs)):
+        found = tensors.get(f"residual.{boundary}", ())
+        if 0 < boundary < graph.parts and found != (1, graph.width, model.hidden_size):
+            fail("model.hidden_size", f"{model.hidden_size} is not what goes in and out of graph {graph.name}")
+    if graph.part + 1 < graph.parts:
+        return
     if _last(outputs, "logits") != model.vocab_size:
         fail("model.vocab_size", f"{model.vocab_size} is not the {_last(outputs, 'logits')} of graph {graph.name}")
     if _last(outputs, "hidden") not in (None, model.hidden_size):
         fail("model.hidden_size", f"{model.hidden_size} is not the {_last(outputs, 'hidden')} of graph {graph.name}")
 
 
+def _whole(graphs: Iterable[GraphSpec]) -> None:
+    """Of a network that is cut up every part is there, once."""
+    groups: dict[tuple[object, ...], list[GraphSpec]] = {}
+    for graph in graphs:
+        groups.setdefault((graph.role, graph.lowering, graph.width, graph.past), []).append(graph)
+    for found in groups.values():
+        parts = found[0].parts
+        if parts > 1 and sorted((g.part, g.parts) for g in found) != [(i, parts) for i in range(parts)]:
+            fail("graphs", f"hold {len(found)} of the {parts} parts that {found[0].name} is one of")
+
+
 def _reads(drafter: DrafterFact, manifest: Manifest, where: str) -> None:
     if drafter.reads != READS[drafter.kind]:
         fail(f"{where}.reads", f"{drafter.reads}, but kind {drafter.kind} reads {READS[drafter.kind]}")
-    if lacking := [g for g in _of(manifest, "target") if _last(_shapes(g.outputs), drafter.reads) is None]:
+    ends = [g for g in _of(manifest, "target") if g.parts == 1 or (drafter.reads == "hidden" and g.part + 1 == g.parts)]
+    if lacking := [g for g in ends if _last(_shapes(g.outputs), drafter.reads) is None]:
         fail(f"{where}.reads", f"{drafter.reads}, which graph {lacking[0].name} of the target does not give")
 
 

@@ -158,6 +158,10 @@ def _check_graph(graph: GraphSpec, where: str, roles: Mapping[str, tuple[str, ..
     _one_of(graph.lowering, LOWERINGS, f"{where}.lowering")
     if graph.width == 0 or graph.past == 0:
         fail(where, "width and past are at least 1")
+    if not graph.part < graph.parts <= LAYER_LIMIT:
+        fail(f"{where}.part", f"{graph.part} is none of {graph.parts} parts")
+    if graph.parts > 1 and (graph.network != "target" or graph.width is None or graph.past is None):
+        fail(f"{where}.parts", f"{graph.parts}: only the target's graphs of fixed width are cut into parts")
     for side in ("inputs", "outputs"):
         tensors = getattr(graph, side)
         _unique(f"{where}.{side}", [t.name for t in tensors])

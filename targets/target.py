@@ -92,6 +92,8 @@ class Target:
     context       most positions of a bundle where nobody says; None: what most models are used with
     most_graphs   verify and prefill graphs of a bucket; None: any number. A compiled graph carries the weights
     most_buckets  likewise: the largest are kept
+    most_weights  bytes of weights that one compiled graph may hold; the network is cut into parts that are smaller.
+                  None: any number
     rules         of the fixed-width graphs
     by_precision  (precision, rules) of those that have others
     compiler      None: none that runs without the hardware
@@ -118,6 +120,7 @@ class Target:
     context: int | None = None
     most_graphs: int | None = None
     most_buckets: int | None = None
+    most_weights: int | None = None
     rules: Rules = Rules()
     by_precision: tuple[tuple[str, Rules], ...] = ()
     compiler: Compiler | None = None
@@ -155,6 +158,7 @@ class Target:
             self.most_graphs is None or len(widths) < self.most_graphs,
             f"{len(widths)} widths and a prefill are more than {self.most_graphs} graphs",
         )
+        self._ensure(self.most_weights is None or self.most_weights > 0, f"graphs hold {self.most_weights} bytes")
         self._ensure(self.most_buckets is None or len(buckets) <= self.most_buckets, f"has {len(buckets)} buckets")
         for rules in (self.rules, *(rules for _, rules in self.by_precision)):
             refused = set(widths) - set(rules.widths or widths)
@@ -174,6 +178,10 @@ class Target:
     def _ensure(self, holds: bool, otherwise: str) -> None:
         if not holds:
             raise SpecError(f"target {self.name}: {otherwise}")
+
+    def parts_for(self, weights: int) -> int:
+        """Into how many graphs a network with so many bytes of weights is cut."""
+        return 1 if self.most_weights is None else max(1, -(-weights // self.most_weights))
 
     def rules_of(self, precision: str) -> Rules:
         """What the fixed-width graphs of a bundle in this precision must keep to."""

@@ -30,6 +30,11 @@ class Build:
         """S."""
         return "S" if self.form.width is None else self.form.width
 
+    @property
+    def layers(self) -> range:
+        """Those that the graph runs."""
+        return self.form.layers(self.config.layers)
+
     def tensor(self, name: str, *shape: Dim) -> TensorSpec:
         """An input or output in the activation dtype."""
         return TensorSpec(name, self.form.activation, shape)

@@ -49,8 +49,7 @@ def _slots(build: Build) -> Dim:
 
 def _cache(build: Build, prefix: str, rows: Dim) -> tuple[TensorSpec, ...]:
     shape = (1, build.config.kv_heads, rows, build.config.head_dim)
-    layers = range(build.config.layers)
-    return tuple(build.tensor(f"{prefix}_{kind}.{i}", *shape) for i in layers for kind in ("key", "value"))
+    return tuple(build.tensor(f"{prefix}_{kind}.{i}", *shape) for i in build.layers for kind in ("key", "value"))
 
 
 def inputs(build: Build) -> tuple[TensorSpec, ...]:

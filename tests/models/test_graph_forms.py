@@ -36,6 +36,8 @@ FORMS = [
     Form("prefill", "portable", 16, 64, TABLE),
     Form("prefill", "fused", 16, 64, TABLE),
     Form("verify", "portable", 8, 64, TABLE, "float16"),
+    Form("verify", "portable", 8, 64, TABLE, taps=(0, 1, 2), part=0, parts=2),
+    Form("prefill", "portable", 16, 64, TABLE, taps=(0, 1, 2), part=1, parts=2),
 ]
 CASES = [(f, "llama-gqa-tied", "fp16" if f.activation == "float16" else "fp32") for f in FORMS] + [
     (FORMS[0], "llama-gqa-tied", "keep"),
@@ -78,7 +80,7 @@ def test_the_model_says_what_the_signature_says(lab: Any, tmp_path: Path, form: 
         ]
     names = [n.name for n in proto.graph.node]
     assert len(set(names)) == len(names)
-    assert "/layers.0/attn/qkv_proj/MatMul" in names
+    assert f"/layers.{form.layers(2).start}/attn/qkv_proj/MatMul" in names
     if form.lowering == "portable":
         onnx.save(proto, tmp_path / "graph.onnx")
         onnx.checker.check_model(tmp_path / "graph.onnx", full_check=True)
@@ -100,7 +102,7 @@ def test_an_activation_type_that_was_not_stored_is_refused(lab: Any, tmp_path: P
     with WeightStore(tmp_path / "weights.bin") as store:
         where = store_model(tiny.config, tiny.rope, tiny.weights, scheme("fp16"), store, TABLE)
     with pytest.raises(SpecError, match="no float16"):
-        build(tiny.config, where, FORMS[-1])
+        build(tiny.config, where, FORMS[6])
 
 
 @pytest.mark.parametrize("lowering", ["portable", "fused"])
@@ -154,6 +156,9 @@ def test_forms_of_the_cpu_target() -> None:
         ("verify", "fused", None, 64, 64),
         ("verify", "portable", 4, None, 64),
         ("step", "fused", None, None, 64, "bfloat16"),
+        ("step", "portable", None, None, 64, "float32", (), 0, 2),
+        ("verify", "fused", 4, 64, 64, "float32", (), 0, 2),
+        ("verify", "portable", 4, 64, 64, "float32", (), 2, 2),
     ],
 )
 def test_undefined_forms_are_refused(arguments: tuple[Any, ...]) -> None:
