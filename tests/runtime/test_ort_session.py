@@ -172,9 +172,9 @@ def test_every_row_sees_itself_and_biases_are_finite(tiny: Path) -> None:
     session.prefill(prompt(5))
     session.verify(1, TREE)
     for run in session._runs.values():
-        assert np.all(np.diagonal(run.inputs["bias_new"][0, 0]) == 0)
+        assert np.all(np.diagonal(run.arrays["bias_new"][0, 0]) == 0)
         for name in ("bias_new", "bias_past"):
-            assert set(np.unique(run.inputs[name])) <= {0, -1e4}
+            assert set(np.unique(run.arrays[name])) <= {0, -1e4}
 
 
 def test_half_precision_graphs(tiny_half: Path, network: Reference) -> None:
