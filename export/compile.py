@@ -133,7 +133,7 @@ def _compiler(profile: Target, here: bool, named: Callable[[str], Provider]) -> 
     if profile.compiler is not None and not here:
         return named(profile.compiler.provider), chain[profile.compiler.provider] | dict(profile.compiler.arguments)
     for name, options in chain.items():
-        if (maker := named(name)).compile is not None:
+        if (maker := named(name)).compile is not None and maker.keeps:
             return maker, options
     raise BadUsage(f"no provider of target {profile.name} compiles ahead of time: its graphs are compiled when opened")
 

@@ -73,7 +73,7 @@ def _compile(asked: dict[str, Any], named: Callable[[str], Provider]) -> dict[st
         job, file = _job(asked), Path(asked["file"])
         found.compile(job, file)
         if asked["tried"] and file.is_file():
-            _try(found, dataclasses.replace(job, artefact=file))
+            _try(found, dataclasses.replace(job, artefact=file if found.keeps else None))
     except BaseException as error:
         kind = next((kind for cls, kind in KINDS.items() if isinstance(error, cls)), "refused")
         return {"ok": False, "kind": kind, "error": f"{_what(error)}"}
@@ -81,14 +81,15 @@ def _compile(asked: dict[str, Any], named: Callable[[str], Provider]) -> dict[st
 
 
 def _try(on: Provider, job: Job) -> None:
-    """Open the artefact and run it once: a driver that dies of it dies here."""
+    """Open the artefact, or the graph where there is none, and run it once: a driver that dies of it dies here."""
     try:
         opened = on.open(job)
         inputs, outputs = _zeros(job.graph.inputs), _zeros(job.graph.outputs)  # a run reads and writes them in place
         opened.bind(inputs, outputs)()
         opened.close()
     except ProviderFailed as error:
-        raise ProviderFailed(f"it compiles, and then does not run: {error.message}") from error
+        what = "it compiles, and then does not run" if on.keeps else "it does not run"
+        raise ProviderFailed(f"{what}: {error.message}") from error
 
 
 def _zeros(tensors: tuple[TensorSpec, ...]) -> dict[str, Array]:

@@ -104,21 +104,21 @@ def compiled(
     progress: Progress | None = None,
     say: Callable[[str], None] = note,
 ) -> Path | None:
-    """The artefact of `job.graph` for this provider; None: the provider compiles nothing ahead of time.
+    """The artefact of `job.graph` for this provider; None: the provider is not asked to compile.
 
     ProviderFailed: the compiler refused, died, hung, or did so lately. ProviderMissing: it is not there.
     Ctrl-C ends the compiler too. say: gets a line about a cache that is damaged or cannot be written.
     """
-    if provider.compile is None:
-        return None
     settings = settings or settings_from(os.environ)
+    if provider.compile is None or (not provider.keeps and not settings.command and _frozen()):
+        return None
     folder, key = settings.folder or store.store_folder(), store.cache_key(job, provider, found)
     if settings.again:
         store.forget(folder, key)
     elif artefact := store.find(folder, key, say):
         return artefact
     _refuse_known(folder, key, settings)
-    with _workplace(folder, job.weights.bytes, provider, say) as work:
+    with _workplace(folder, job.weights.bytes if provider.keeps else 0, provider, say) as work:
         made = _compile(job, provider, found, settings, work, key, progress or (lambda _graph, _seconds: None))
         artefact = store.publish(work, folder, key, made, say)
     store.trim(folder, settings.most_bytes, keep=key)
@@ -219,12 +219,17 @@ def _in_child(
 def _command(settings: CompileSettings, provider: Provider) -> list[str]:
     if settings.command:
         return list(settings.command)
-    if getattr(sys, "frozen", False) or not sys.executable:
+    if _frozen():
         raise ProviderFailed(
             f"{provider.name}: a frozen app must say how to start its compiler: CompileSettings(command=...), see "
             "spec_edge.runtime.compile_child"
         )
     return [sys.executable, *CHILD]
+
+
+def _frozen() -> bool:
+    """Whether this program has no Python to start."""
+    return bool(getattr(sys, "frozen", False)) or not sys.executable
 
 
 def _start(command: list[str], folder: Path, log: IO[bytes]) -> subprocess.Popen[bytes]:

@@ -168,7 +168,7 @@ def open_compiled(on: Provider, asked: Job, found: Found, say: Say) -> Opened:
         return on.open(asked)
     progress = _announcing(on, say)
     artefact = compiled(asked, on, found, progress=progress, say=say)
-    if artefact is None:
+    if artefact is None or not on.keeps:
         return on.open(asked)
     try:
         return on.open(replace(asked, artefact=artefact))

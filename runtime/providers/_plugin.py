@@ -103,8 +103,9 @@ def provider_of(plugin: Plugin) -> Provider:
         install=plugin.install,
         find=partial(find_plugin, plugin),
         open=partial(open_plugin, plugin),
-        compile=partial(compile_plugin, plugin) if plugin.compiles else None,
+        compile=partial(compile_plugin if plugin.compiles else leave_sign, plugin),
         resident=bool(plugin.memory),
+        keeps=plugin.compiles,
     )
 
 
@@ -136,6 +137,11 @@ def open_plugin(plugin: Plugin, job: Job) -> OrtOpened:
         where = ", ".join(f"{count} nodes on {name}" for name, count in sorted(others.items()))
         raise ProviderFailed(f"{plugin.name} did not take all of {job.graph.file.file}: {own} nodes there, {where}")
     return opened
+
+
+def leave_sign(plugin: Plugin, job: Job, file: Path) -> None:
+    """Of a provider without a compiled form: the child that calls this opens the graph next, or does not live to."""
+    file.write_text(f"{plugin.name} opened {job.graph.name}\n", encoding="utf-8")
 
 
 def compile_plugin(plugin: Plugin, job: Job, file: Path) -> None:

@@ -117,7 +117,10 @@ class Provider:
     find      (options) -> Found; ProviderMissing says why it cannot be used
     open      a graph as an `Opened`; ProviderFailed says what the provider said
     compile   (job, file) writes the compiled graph to `file` (whole or not at all), for `Job.artefact`; None: this
-              provider compiles nothing ahead of time. It may hang or abort: runtime/compiling.py calls it in a child
+              provider is not asked. It may hang or abort: runtime/compiling.py calls it in a child, which then opens
+              and runs the graph once
+    keeps     what `compile` writes is a compiled graph. Otherwise it is only a sign that a child opened this graph and
+              lived, since a driver that crashes or hangs must not do so in the app
     """
 
     name: str
@@ -129,6 +132,7 @@ class Provider:
     compile: Callable[[Job, Path], None] | None = None
     fused: bool = False
     resident: bool = False
+    keeps: bool = True
 
 
 Opener: TypeAlias = Callable[[GraphSpec], Opened]

@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner
 
 from spec_edge.models.contract import BadUsage, FileFact, GraphSpec, TensorSpec
-from spec_edge.runtime import cli, compile_child, compiled_store, compiling
+from spec_edge.runtime import cli, compile_child, compiled_store, compiling, placing
 from spec_edge.runtime.compiling import CompileSettings, compiled
 from spec_edge.runtime.providers.provider import Found, Job, Provider, ProviderFailed, ProviderMissing
 
@@ -156,6 +156,40 @@ def test_the_artefact_is_run_once_in_the_child(job: Job, settings: CompileSettin
     assert not ran.exists()
     compiled(job, fake("works"), FOUND, dataclasses.replace(settings, again=True))
     assert ran.read_text() == "{'input_ids': ('int32', (1, 8)), 'past_key.0': ('float16', (1, 3, 1, 64))}"
+
+
+def test_a_graph_without_a_compiled_form_is_opened_in_a_child_first(
+    counted: tuple[Job, Path], settings: CompileSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once for this driver; where the child dies of it, the app never opens it. It needs no room on the disk."""
+    job, counts = counted
+    monkeypatch.setattr(shutil, "disk_usage", lambda _folder: SimpleNamespace(free=1))
+    ran = job.model.parent / "ran"
+    opens = dataclasses.replace(fake("opens"), keeps=False)
+    for _ in range(2):
+        assert compiled(with_options(job, ran=str(ran)), opens, FOUND, settings) is not None
+    assert runs(counts) == 1 and "input_ids" in ran.read_text()
+    dies = dataclasses.replace(fake("opens_and_dies_when_run"), keeps=False)
+    for said in ("died on verify-s8", "--recompile"):
+        with pytest.raises(ProviderFailed, match=said):
+            compiled(job, dies, FOUND, settings)
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_only_a_compiled_graph_is_opened_instead(job: Job, monkeypatch: pytest.MonkeyPatch, keeps: bool) -> None:
+    made, opened = job.model.parent / "artefact", list[Job]()
+    monkeypatch.setattr(placing, "compiled", lambda *_args, **_options: made)
+    on = dataclasses.replace(fake("opens"), keeps=keeps, open=opened.append)  # type: ignore[arg-type]
+    placing.open_compiled(on, job, FOUND, print)
+    assert opened == [dataclasses.replace(job, artefact=made if keeps else None)]
+
+
+def test_a_frozen_app_opens_such_a_graph_itself(
+    job: Job, settings: CompileSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    opens = dataclasses.replace(fake("opens"), keeps=False)
+    assert compiled(job, opens, FOUND, dataclasses.replace(settings, command=())) is None
 
 
 # What fails

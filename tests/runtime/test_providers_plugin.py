@@ -285,6 +285,9 @@ def test_every_provider_says_what_to_install() -> None:
         assert found.name == name and found.install and found.device in ("cpu", "gpu", "npu")
         assert not (found.fused and not found.symbolic)
     assert "cpu" in [found.name for found in usable()]
-    compiling = [name for name in names if provider(name).compile is not None]
-    assert compiling == ["openvino-ep", "openvino-gpu", "openvino-npu", "qnn", "tensorrt-rtx", "vitisai"]
+    asked = {name: provider(name).keeps for name in names if provider(name).compile is not None}
+    assert [name for name, keeps in asked.items() if keeps] == [
+        *("openvino-ep", "openvino-gpu", "openvino-npu", "qnn", "tensorrt-rtx", "vitisai")
+    ]
+    assert [name for name, keeps in asked.items() if not keeps] == ["cuda", "directml", "migraphx", "webgpu"]
     assert onnxruntime.__version__

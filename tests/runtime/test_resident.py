@@ -170,7 +170,7 @@ def test_each_shape_of_a_verify_run_is_recorded_apart(bundle: Bundle) -> None:
 
 
 def test_cuda_keeps_its_cache_and_records_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert cuda.PROVIDER.resident and cuda.PROVIDER.compile is None
+    assert cuda.PROVIDER.resident and not cuda.PROVIDER.keeps
     monkeypatch.delenv(cuda.SWITCH, raising=False)
     assert cuda.defaults() == {}
     monkeypatch.setenv(cuda.SWITCH, "1")

@@ -104,12 +104,13 @@ class Device:
     placement: Mapping[str, int] = {"fake": 1}
 
     def __init__(self, job: Job, how: str) -> None:
-        assert job.artefact is not None and job.artefact.read_bytes()
+        assert (job.artefact is None) == (how in SIGNS)
+        assert job.artefact is None or job.artefact.read_bytes()
         self._job, self._how = job, how
 
     def bind(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> Callable[[], None]:
         def run() -> None:
-            if self._how == "dies_when_run":
+            if self._how.endswith("dies_when_run"):
                 os.abort()
             if self._how == "fails_when_run":
                 raise ProviderFailed("the driver was reset")
@@ -130,8 +131,19 @@ def fails_when_run(job: Job, file: Path) -> None:
     works(job, file)
 
 
+def opens(job: Job, file: Path) -> None:
+    works(job, file)
+
+
+def opens_and_dies_when_run(job: Job, file: Path) -> None:
+    works(job, file)
+
+
+SIGNS = ("opens", "opens_and_dies_when_run")
+"""Providers that have no compiled form."""
+
 MADE = (works, sleeps, aborts, reads_nowhere, leaves, lies, refuses, fills_the_disk, is_missing, dies_when_unloaded)
-MADE += (takes_all_nodes, leaves_nodes_out, dies_when_run, fails_when_run)
+MADE += (takes_all_nodes, leaves_nodes_out, dies_when_run, fails_when_run, opens, opens_and_dies_when_run)
 BASE = Provider("", "npu", False, "nothing", find=None, open=None)  # type: ignore[arg-type]
 
 
@@ -139,7 +151,8 @@ def named(name: str) -> Provider:
     """The fake of that name."""
     for make in MADE:
         if make.__name__ == name:
-            return dataclasses.replace(BASE, name=name, compile=make, open=lambda job: Device(job, name))
+            own = dataclasses.replace(BASE, name=name, compile=make, open=lambda job: Device(job, name))
+            return dataclasses.replace(own, keeps=name not in SIGNS)
     raise BadUsage(f"no fake is called {name}")
 
 
