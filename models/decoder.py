@@ -107,12 +107,9 @@ def _inputs(build: Build, how: Lowering) -> tuple[TensorSpec, ...]:
 def _outputs(build: Build, how: Lowering) -> tuple[TensorSpec, ...]:
     asked = {"step": "R", "verify": build.width, "prefill": 1}[build.form.role]
     form, width, features = build.form, build.width, build.config.hidden_size
-    end = (build.tensor(f"residual.{form.part + 1}", 1, width, features),)
+    end = [build.tensor(f"residual.{form.part + 1}", 1, width, features)]
     if form.last:
-        end = (
-            build.tensor("logits", 1, asked, build.config.vocab_size),
-            build.tensor("hidden", 1, width, features),
-        )
+        end = [build.tensor("logits", 1, asked, build.config.vocab_size), build.tensor("hidden", 1, width, features)]
     tapped = len(form.own_taps(build.config.layers)) * features
     taps = (build.tensor("taps", 1, width, tapped),) if tapped else ()
     return (*end, *taps, *how.outputs(build))
