@@ -90,6 +90,8 @@ def run(settings: Settings, progress: Progress, keep: Callable[[State], object])
                 "curve": {"widths": list(times.widths), "ms": [1000 * s for s in times.seconds]},
             }
             keep(report)
+            for one in peers:  # together they may hold more than a machine can spare twice
+                one.child.close()
             quality = _quality(llm, peers, progress)
             memory |= _memory(settings, llm, ours, items[0], threads, progress)
         return report | {"quality": without_folders(quality), "memory": without_folders(memory)}
@@ -167,19 +169,21 @@ def _tell(states: State, ours: Sequence[own.EngineContender], peers: Sequence[Pe
 
 
 def _quality(llm: LLM, peers: Sequence[Peer], progress: Progress) -> State:
-    """Ours under the baseline's name, a peer's under its label."""
+    """Ours under the baseline's name, a peer's under its label. Each peer starts again, alone."""
     progress.stage("quality", 1 + len(peers))
     try:
         stated = fidelity.reference(llm)
     except SpecError as error:
         return {own.BASELINE: {"absent": error.message}}
     ids, vocab = fidelity.text_ids(llm), llm.bundle.manifest.model.vocab_size
-    sides = {own.BASELINE: fidelity.own_logits(llm)}
-    sides |= {one.wanted.label: fidelity.peer_logits(one.child, vocab) for one in peers}
-    found = {}
-    for name, side in sides.items():
-        found[name] = fidelity.measure(stated, ids, side)
+    found: State = {own.BASELINE: fidelity.measure(stated, ids, fidelity.own_logits(llm))}
+    for one in peers:
         progress.tick()
+        try:
+            with one.alone() as child:
+                found[one.wanted.label] = fidelity.measure(stated, ids, fidelity.peer_logits(child, vocab))
+        except Failed as error:
+            found[one.wanted.label] = {"absent": error.message}
     return found
 
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -44,13 +46,29 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Peer:
-    """version, settings: what it says of itself, settings by method. running: its child, once it is open."""
+    """One of them, open.
+
+    version, settings  what it says of itself, settings by method
+    running            its child
+    bare               starts another child with the target's model and no method
+    """
 
     wanted: Wanted
     version: str
     methods: tuple[str, ...]
     settings: Mapping[str, Any] = field(default_factory=dict)
     running: Child | None = None
+    bare: Callable[[], Child] | None = None
+
+    @contextmanager
+    def alone(self) -> Iterator[Child]:
+        """A child that can only give logits, for as long as it is needed. Failed: it does not start."""
+        assert self.bare is not None
+        child = self.bare()
+        try:
+            yield child
+        finally:
+            child.close()
 
     @property
     def child(self) -> Child:
@@ -141,14 +159,25 @@ def open_peer(
 
 
 def _opened(adapter: Path, python: str, peer: Peer, job: Mapping[str, Any]) -> Peer:
-    child = Child(adapter, python)
+    child = _child(adapter, python, peer.methods, job)
     try:
-        child.ask("open", WORK_S, methods=peer.methods, **job)
         settings = {m: child.ask("settings", method=m)["settings"] for m in peer.methods}
     except BaseException:
         child.close()
         raise
-    return replace(peer, running=child, settings=settings)
+    bare = partial(_child, adapter, python, (), {**job, "draft": None})
+    return replace(peer, running=child, settings=settings, bare=bare)
+
+
+def _child(adapter: Path, python: str, methods: tuple[str, ...], job: Mapping[str, Any]) -> Child:
+    """One with its models loaded."""
+    child = Child(adapter, python)
+    try:
+        child.ask("open", WORK_S, methods=methods, **job)
+    except BaseException:
+        child.close()
+        raise
+    return child
 
 
 def _version(adapter: Path, python: str, want: Wanted) -> str:

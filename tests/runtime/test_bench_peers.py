@@ -67,6 +67,8 @@ def logits(state, ids):
     if len(ids) == 1:
         return None
     import numpy as np
+    if len(ids) == 2:
+        return np.array([[len(state[4]), state[1] is None]] * 2, np.float64)
     return np.arange(len(ids) * 6, dtype=np.float64).reshape(len(ids), 6)
 """
 
@@ -161,6 +163,20 @@ def test_a_peer_is_converted_once_and_opened(adapter: Path, tmp_path: Path) -> N
         assert sum("converting" in line for line in said) == 1, turn
     (made,) = (tmp_path / "cache").iterdir()
     assert made.name == "fake-peer-int4-1.0"
+
+
+def test_quality_is_asked_of_a_peer_that_is_alone(adapter: Path, tmp_path: Path) -> None:
+    """Its methods may hold copies of the weights; a child that only gives logits holds one."""
+    (tmp_path / "cache").mkdir()
+    target = weights(tmp_path).target
+    found, _ = peer.open_peer(wanted(adapter), sys.executable, Weights(target, target), 1, str)
+    found.child.close()
+    assert found.methods == ("plain", "draft")
+    with found.alone() as child:
+        methods, without_draft = next(iter(fidelity.peer_logits(child, 2)(np.arange(2, dtype=np.int32))))[0]
+    assert (methods, without_draft) == (0.0, 1.0)
+    with pytest.raises(Failed, match="ended"):
+        child.ask("version")
 
 
 def test_a_conversion_that_fails_leaves_nothing(adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
