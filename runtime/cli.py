@@ -126,10 +126,12 @@ def run(
 
     from spec_edge.runtime.api import load
     from spec_edge.runtime.report import note, read_prompt, show
-    from spec_edge.runtime.request import check
+    from spec_edge.runtime.request import check, sampling
 
     options = Options(**values)
     check(options, draft is not None, draft_provider != "auto" or draft_threads is not None)
+    if sampling(options, []).lossy:
+        note("note: --accept typical is LOSSY: this text does not have the model's own law")
     text = read_prompt(prompt, options.chat)
     with load(
         model,

@@ -32,7 +32,10 @@ def main(
     target: Path, draft: Path, prompts: Path, tokens: int, drafted: int, tree: str | None, json_file: Path | None
 ) -> None:
     """See the module's docstring."""
-    texts = [json.loads(line)["prompt"] for line in prompts.read_text("utf-8").splitlines() if line.strip()]
+    rows_read = [json.loads(line) for line in prompts.read_text("utf-8").splitlines() if line.strip()]
+    if strange := [i for i, row in enumerate(rows_read, 1) if not ("prompt" in row or row.get("turns"))]:
+        raise click.UsageError(f"{prompts}: line {strange[0]} has neither 'prompt' nor 'turns'")
+    texts = [row["prompt"] if "prompt" in row else row["turns"][0] for row in rows_read]
     rows, faults = [], 0
     with load(target, draft=draft) as llm:
         for i, prompt in enumerate(texts):

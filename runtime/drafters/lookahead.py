@@ -59,7 +59,9 @@ def fit(width: int) -> Shape:
 def check_width(lookahead: tuple[int, int, int], width: int) -> None:
     """BadUsage if W,N,G do not fit a verify width."""
     if (need := Shape(*lookahead).rows) > width:
-        raise BadUsage(f"lookahead {','.join(map(str, lookahead))} needs {need} rows, a step here has {width}; lower W")
+        raise BadUsage(
+            f"lookahead {','.join(map(str, lookahead))} needs {need} rows, a step here has {width}; lower W, N or G"
+        )
 
 
 def first_levels(prompt: Sequence[int], shape: Shape) -> Levels:

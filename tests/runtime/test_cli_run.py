@@ -50,6 +50,14 @@ def test_text(tiny: Path) -> None:
     assert len(result.stdout) > 1 and result.stdout.endswith("\n")
 
 
+def test_the_lossy_rule_says_so(tiny: Path) -> None:
+    args = ("run", "-m", str(tiny), "--max-new-tokens", "4", "--accept", "typical", "hello")
+    assert run(*args).stderr == ""  # greedy text is exact under both rules
+    result = run(*args, "--temperature", "1")
+    assert result.exit_code == 0
+    assert result.stderr == "note: --accept typical is LOSSY: this text does not have the model's own law\n"
+
+
 def test_json(tiny: Path) -> None:
     args = ["run", "-m", str(tiny), "--json", "--max-new-tokens", "12", "--method", "prompt-lookup", "hello hello"]
     result = run(*args)
