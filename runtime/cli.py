@@ -131,7 +131,7 @@ def run(
     options = Options(**values)
     check(options, draft is not None, draft_provider != "auto" or draft_threads is not None)
     if sampling(options, []).lossy:
-        note("note: --accept typical is LOSSY: this text does not have the model's own law")
+        note("--accept typical is LOSSY: this text does not have the model's own law")
     text = read_prompt(prompt, options.chat)
     with load(
         model,
