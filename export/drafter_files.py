@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from spec_edge.models.contract import Source, SpecError
+from spec_edge.models.contract import BadUsage, Source, SpecError
 from spec_edge.models.drafter import DrafterFiles
 from spec_edge.models.family import Json
 from spec_edge.models.hashing import sha256
@@ -38,7 +38,7 @@ def open_files(path: Path, stack: ExitStack, weights: bool = True, look: bool = 
     look     True: nobody will store the weights, so their files are not hashed
     """
     if not path.exists():
-        raise SpecError(f"there is no file or folder {path}; a drafter is a local folder or file: download it first")
+        raise BadUsage(f"there is no file or folder {path}; a drafter is a local folder or file: download it first")
     folder = path if path.is_dir() else path.parent
     config: Json = read_json(folder / CONFIG) if (folder / CONFIG).is_file() else {}
     file = weights_file(path) if path.is_dir() else path

@@ -81,7 +81,7 @@ def _check(output: Path, replace: bool) -> None:
     if not output.exists():
         return
     if not output.is_dir():
-        raise SpecError(f"{output} is a file; name a folder with -o")
+        raise BadUsage(f"{output} is a file; name a folder with -o")
     if not any(output.iterdir()):
         return
     if not (output / MANIFEST).is_file():

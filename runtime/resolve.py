@@ -94,6 +94,8 @@ def _identity(model: str, path: Path) -> list[str]:
         return _stamps(path.resolve(), sorted(parts))
     if path.is_dir():
         raise BadUsage(f"'{model}' is neither a bundle (no bundle.json) nor a model (no config.json)")
+    if path.exists():
+        raise BadUsage(f"'{model}' is neither a file nor a folder; name a bundle, a GGUF file or a Hugging Face folder")
     if model in ALIASES or _HUB_ID.fullmatch(model):
         return [model]
     raise BadUsage(

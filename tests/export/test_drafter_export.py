@@ -321,6 +321,7 @@ def test_inspect(bench: Any, tiny_target: Path, heads: Path, tmp_path: Path) -> 
     assert result.exit_code == 1 and json.loads(result.stdout)["option"] == ""
     assert "hidden size is 128, the target's is 64" in text and "the target's" in text
     assert "holds no weights" in bench.refused("inspect", tmp_path)
+    assert "there is no file or folder" in bench.refused("inspect", tmp_path / "none", code=2)
     (tmp_path / "config.json").write_text('{"model_type": "gpt9"}', "utf-8")
     assert "is no model and no drafter" in bench.refused("inspect", tmp_path)
 

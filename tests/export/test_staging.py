@@ -96,9 +96,10 @@ def test_other_peoples_files_are_never_replaced(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.jpg").write_bytes(b"meow")
     (tmp_path / "plain").write_text("x", "utf-8")
-    for name, message in (("photos", "holds other files"), ("plain", "is a file")):
-        with pytest.raises(SpecError, match=message), staged(tmp_path / name, replace=True):
+    for name, message, code in (("photos", "holds other files", 1), ("plain", "is a file", 2)):
+        with pytest.raises(SpecError, match=message) as caught, staged(tmp_path / name, replace=True):
             raise AssertionError("must not start")
+        assert caught.value.exit_code == code
     assert (tmp_path / "photos" / "cat.jpg").read_bytes() == b"meow"
 
 

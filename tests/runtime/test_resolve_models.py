@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -84,6 +85,12 @@ def test_what_does_not_exist(name: str, tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_folder_of_something_else(tmp_path: Path) -> None:
     with pytest.raises(BadUsage, match=r"neither a bundle .* nor a model"):
         bundle_folder(str(tmp_path), tmp_path / "c")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no path that is a device and exists")
+def test_what_is_no_regular_file(tmp_path: Path) -> None:
+    with pytest.raises(BadUsage, match="'/dev/null' is neither a file nor a folder"):
+        bundle_folder("/dev/null", tmp_path / "c")
 
 
 def test_without_the_extra(gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
