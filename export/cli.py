@@ -17,6 +17,7 @@ import click
 from spec_edge.export.train.command import train
 from spec_edge.models.contract import BadUsage, SpecError
 from spec_edge.runtime.named_path import NamedPath
+from spec_edge.runtime.one_line import OneLineGroup
 from spec_edge.runtime.termination import interrupted
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ P = ParamSpec("P")
 INTERRUPTED = 130
 
 
-class DefaultBuild(click.Group):
+class DefaultBuild(OneLineGroup):
     """`spec-export MODEL ...` is `spec-export build MODEL ...`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

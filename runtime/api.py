@@ -25,6 +25,7 @@ from spec_edge.runtime.engine import Engine
 from spec_edge.runtime.fastest import FASTEST, fastest
 from spec_edge.runtime.networks import Networks
 from spec_edge.runtime.notes import Notes
+from spec_edge.runtime.option_types import check_count, check_prompt
 from spec_edge.runtime.options import Options
 from spec_edge.runtime.placement import GraphPlacement, Place, placements
 from spec_edge.runtime.placing import AUTO, DRAFT, TARGET, Placer, Wish
@@ -93,6 +94,7 @@ def load(
 def _check(provider: str, draft_provider: str, threads: int | None, draft_threads: int | None) -> None:
     """BadUsage, before anything is exported or opened."""
     for name, count in (("threads", threads), ("draft-threads", draft_threads)):
+        check_count(name, count)
         if count is not None and not 1 <= count <= MOST_THREADS:
             raise BadUsage(f"{name} must be at least 1 and at most {MOST_THREADS}, not {count}")
     for name, wish, words in (("provider", provider, (AUTO, FASTEST)), ("draft-provider", draft_provider, (AUTO,))):
@@ -246,6 +248,7 @@ class LLM:
         )
 
     def _encode(self, prompt: Prompt, chat: bool) -> list[int]:
+        check_prompt(prompt)
         request.refuse_empty(prompt, chat)
         if isinstance(prompt, str):
             return (

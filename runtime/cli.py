@@ -17,6 +17,7 @@ import click
 
 from spec_edge.models.contract import SpecError
 from spec_edge.runtime.named_path import NamedPath
+from spec_edge.runtime.one_line import OneLineGroup
 from spec_edge.runtime.options import SHOWN, Options, Shown
 from spec_edge.runtime.termination import SaidInterrupt, interrupted
 
@@ -66,7 +67,7 @@ def utf8_output() -> None:
             reconfigure(encoding="utf-8" if os.name == "nt" else None, errors="replace")
 
 
-@click.group()
+@click.group(cls=OneLineGroup)
 @click.version_option(package_name="spec-edge", prog_name="spec-edge")
 def main() -> None:
     """Run a language model on this machine, faster by speculation, with the answer it would have given anyway."""

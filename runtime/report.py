@@ -15,7 +15,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from spec_edge.models.contract import BadUsage
+from spec_edge.models.contract import BadUsage, SpecError
 from spec_edge.runtime.api import LLM
 from spec_edge.runtime.placement import lines
 from spec_edge.runtime.request import refuse_empty
@@ -26,13 +26,20 @@ STDIN_LIMIT = 64 << 20
 
 
 def read_prompt(prompt: str, chat: bool) -> str:
-    """The prompt, or standard input for `-`, without the line end that closes it. BadUsage: it is empty."""
+    """The prompt, or standard input for `-`, without the line end that closes it. BadUsage: it is empty.
+
+    SpecError: nobody could read an answer.
+    """
+    if sys.stdout is None:
+        raise SpecError("standard output is closed, so there is nowhere to write the answer")
     text = _standard_input() if prompt == "-" else prompt
     refuse_empty(text, chat)
     return text
 
 
 def _standard_input() -> str:
+    if sys.stdin is None:
+        raise BadUsage("standard input is closed; give the prompt as an argument, or feed it in")
     data = sys.stdin.buffer.read(STDIN_LIMIT + 1)
     if len(data) > STDIN_LIMIT:
         raise BadUsage(f"standard input has more than {STDIN_LIMIT} bytes; give a shorter prompt")

@@ -25,6 +25,7 @@ from spec_edge.runtime.drafters.options import DrafterOptions
 from spec_edge.runtime.engine import Limits
 from spec_edge.runtime.hybrid import DRAFTERS
 from spec_edge.runtime.networks import NETWORK, wanted
+from spec_edge.runtime.option_types import check_types, is_a
 from spec_edge.runtime.options import SHOWN, Options
 from spec_edge.runtime.policy import Adaptive, Fixed, Policy
 from spec_edge.runtime.pool import DAYS, TOKENS, Pool, default_path
@@ -48,6 +49,7 @@ def check(options: Options, draft: bool = False, drafter: bool = False) -> None:
 
     draft: a draft model was named for it; drafter: a provider or threads for whatever network drafts
     """
+    check_types(options)
     modules = methods(options)
     sampling(options, [[0] for word in options.bad_words if word] + [[] for word in options.bad_words if not word])
     Limits(options.max_new_tokens, width=options.width)
@@ -210,6 +212,8 @@ def _pool_place(options: Options, tokenizer: str) -> Path | None:
 def _numbers(name: str, value: Sequence[int] | str, example: str) -> tuple[int, ...]:
     parts = value.split(",") if isinstance(value, str) else value
     try:
+        if not isinstance(value, str) and not all(is_a(part, int) for part in parts):
+            raise TypeError
         return tuple(int(part) for part in parts)
     except (TypeError, ValueError):
         raise BadUsage(f"{name} must be whole numbers such as {example}, not '{value}'") from None

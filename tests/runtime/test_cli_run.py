@@ -50,6 +50,24 @@ def test_text(tiny: Path) -> None:
     assert len(result.stdout) > 1 and result.stdout.endswith("\n")
 
 
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["run", "--bogus", "hi"], "No such option"),
+        (["run", "--seed", "1.5", "hi"], "Invalid value for '--seed': '1.5' is not a valid integer"),
+        (["run"], "Missing argument 'PROMPT'"),
+        (["run", "hi", "there"], "Got unexpected extra argument (there)"),
+        (["rum"], "No such command 'rum'"),
+        (["--bogus"], "No such option"),
+    ],
+)
+def test_a_wrong_call_is_one_line(args: list[str], said: str) -> None:
+    result = run(*args)
+    assert result.exit_code == 2 and result.stdout == ""
+    assert result.stderr.startswith(f"Error: {said}") and result.stderr.endswith(" --help\n")
+    assert result.stderr.count("\n") == 1
+
+
 def test_the_lossy_rule_says_so(tiny: Path) -> None:
     args = ("run", "-m", str(tiny), "--max-new-tokens", "4", "--accept", "typical", "hello")
     assert run(*args).stderr == ""  # greedy text is exact under both rules
@@ -156,6 +174,17 @@ def test_what_the_system_refuses(tiny: Path, monkeypatch: pytest.MonkeyPatch, er
     assert result.exit_code == 1 and result.stderr.startswith(f"Error: {type(error).__name__}: ")
     monkeypatch.setenv("SPEC_EDGE_DEBUG", "1")
     assert isinstance(run("run", "-m", str(tiny), "--method", "plain", "hello").exception, type(error))
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no shell that closes a descriptor")
+@pytest.mark.parametrize(
+    ("closed", "code", "said"), [("<&-", 2, "standard input is closed"), (">&-", 1, "standard output is closed")]
+)
+def test_descriptors_that_are_closed(tiny: Path, closed: str, code: int, said: str) -> None:
+    command = f'"{sys.executable}" -m spec_edge.runtime run -m "{tiny}" - {closed}'
+    done = subprocess.run(["sh", "-c", command], input="hello", capture_output=True, text=True, check=False)
+    assert done.returncode == code and done.stdout == ""
+    assert done.stderr.startswith(f"Error: {said}") and done.stderr.count("\n") == 1
 
 
 def test_logits_that_are_nan(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
