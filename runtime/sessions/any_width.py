@@ -83,6 +83,18 @@ class AnyWidthSession(ABC):
     def truncate(self, length: int) -> None:
         self._cache.truncate(length)
 
+    def _slots_for(self, rows: int, spare: int, slots: int) -> int:
+        """Slots of a cache of `slots` once it has room for `rows` more: it doubles, with `spare` more where it must
+        grow. SpecError: they do not fit into the context."""
+        need = self.length + rows
+        if need > self.capacity:
+            raise SpecError(f"{need} tokens do not fit into the context of {self.capacity}")
+        if need <= slots:
+            return slots
+        while slots < need + spare:
+            slots *= 2
+        return min(slots, self.capacity)
+
     def _rows(
         self, ids: Sequence[int], depths: NDArray[np.int64], mask: NDArray[np.bool_], rows: NDArray[np.int32]
     ) -> Output:

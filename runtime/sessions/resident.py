@@ -68,16 +68,10 @@ class ResidentSession(AnyWidthSession):
         self._graphs = []
 
     def _reserve(self, rows: int, spare: int = 0) -> None:
-        need = self.length + rows
-        if need > self.capacity:
-            raise SpecError(f"{need} tokens do not fit into the context of {self.capacity}")
-        slots = self._past.slots
-        if need <= slots:
-            return
-        while slots < need + spare:
-            slots *= 2
-        self._past.grow(min(slots, self.capacity))
-        self._rebind()
+        slots = self._slots_for(rows, spare, self._past.slots)
+        if slots > self._past.slots:
+            self._past.grow(slots)
+            self._rebind()
 
     def _rebind(self) -> None:
         """Start over after the cache moved."""

@@ -18,6 +18,23 @@ from spec_edge.export.cli import main
 
 VOCAB, HIDDEN, LAYERS, HEADS, KV_HEADS = 257, 64, 2, 4, 2
 Tensors = dict[str, NDArray[Any]]
+EAGLE: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLMEagle3"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 1,
+    "rms_norm_eps": 1e-5,
+    "vocab_size": 257,
+    "draft_vocab_size": 100,
+    "hidden_act": "silu",
+    "rope_theta": 10000.0,
+    "max_position_embeddings": 256,
+    "eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1]},
+}
+"""An EAGLE-3 drafter for the targets made here; it reads what enters their two layers."""
 
 
 def byte_tokenizer() -> Tokenizer:
@@ -74,6 +91,10 @@ class Bench:
 
     vocab: int = VOCAB
     hidden: int = HIDDEN
+
+    @property
+    def eagle_config(self) -> dict[str, Any]:
+        return dict(EAGLE)
 
     def target(self, folder: Path, seed: int = 0, scale: float = 1.0, extra: Tensors | None = None) -> Path:
         """A Llama folder."""

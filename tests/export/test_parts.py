@@ -33,24 +33,6 @@ TREE = Draft((5, 6, 7, 8, 9), (-1, -1, 0, 1, 3), (True,) * 5)
 ROLES = ("verify", "prefill")
 
 
-EAGLE: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLMEagle3"],
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "num_hidden_layers": 1,
-    "rms_norm_eps": 1e-5,
-    "vocab_size": 257,
-    "draft_vocab_size": 100,
-    "hidden_act": "silu",
-    "rope_theta": 10000.0,
-    "max_position_embeddings": 256,
-    "eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1]},
-}
-
-
 def eagle_tensors() -> dict[str, Any]:
     """Random weights of an EAGLE-3 drafter that reads the inputs of layers 0 and 1."""
     rng = np.random.default_rng(2)
@@ -66,7 +48,9 @@ def eagle_tensors() -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def bundles(bench: Any, tiny_target: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Bundle]:
     """The same model whole and in two parts, with a drafter that taps both of its layers."""
-    eagle3 = bench.drafter(tmp_path_factory.mktemp("eagle") / "e", eagle_tensors(), EAGLE, "model.safetensors")
+    eagle3 = bench.drafter(
+        tmp_path_factory.mktemp("eagle") / "e", eagle_tensors(), bench.eagle_config, "model.safetensors"
+    )
     found = []
     for name, more in (("whole", ()), ("cut", ("--parts", "2"))):
         folder = tmp_path_factory.mktemp("parts") / name

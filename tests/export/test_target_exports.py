@@ -31,31 +31,15 @@ from spec_edge.targets.operators import AMD_BF16, PORTABLE
 from spec_edge.targets.target import target, targets
 
 OFFERED = [t for t in targets() if not t.refuses]
-EAGLE = {
-    "architectures": ["LlamaForCausalLMEagle3"],
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "num_hidden_layers": 1,
-    "rms_norm_eps": 1e-5,
-    "vocab_size": 257,
-    "draft_vocab_size": 100,
-    "hidden_act": "silu",
-    "rope_theta": 10000.0,
-    "max_position_embeddings": 256,
-    "eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1]},
-}
 MEDUSA = {"medusa_num_heads": 3, "medusa_num_layers": 1}
 
 
 @pytest.fixture(scope="module")
-def drafters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def drafters(bench: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Configurations of drafters: a plan needs no more."""
     folder = tmp_path_factory.mktemp("drafters")
     found = {}
-    for name, config in (("medusa", MEDUSA), ("eagle", EAGLE)):
+    for name, config in (("medusa", MEDUSA), ("eagle", bench.eagle_config)):
         (folder / name).mkdir()
         (folder / name / "config.json").write_text(json.dumps(config), "utf-8")
         found[name] = folder / name
