@@ -17,6 +17,7 @@ from spec_edge.export.draft import DRAFT, FALLBACK, check_vocabulary, draft_fact
 from spec_edge.export.drafters import attach, check_drafters
 from spec_edge.export.memory import memory
 from spec_edge.export.options import AUTO, BuildOptions, Rejected, Summary
+from spec_edge.export.parts import parts_of
 from spec_edge.export.progress import Stages
 from spec_edge.export.reference_law import LEAST_TOKENS, ReferenceLaw, reference_law
 from spec_edge.export.shipped import shipped
@@ -176,13 +177,6 @@ def context_of(options: BuildOptions, config: ModelConfig) -> int:
     if options.context > trained:
         raise BadUsage(f"--context {options.context} is more than the {trained} tokens that the model was trained for")
     return options.context
-
-
-def parts_of(options: BuildOptions, config: ModelConfig) -> int | None:
-    """Into how many graphs the network is cut. BadUsage: more than it has layers."""
-    if options.parts is not None and options.parts > config.layers:
-        raise BadUsage(f"--parts {options.parts} is more than the {config.layers} layers of the model")
-    return options.parts
 
 
 def _choose(precision: str, plan: Plan, law: ReferenceLaw, work: Path, progress: Stages) -> Chosen:

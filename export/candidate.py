@@ -13,6 +13,7 @@ from pathlib import Path
 
 from spec_edge.export.drafters import Attached, Placed, place, taps, write_graphs
 from spec_edge.export.keeping import LOWERING, keep_file
+from spec_edge.export.parts import parts_needed
 from spec_edge.export.reference_law import ReferenceLaw
 from spec_edge.export.rules import Place
 from spec_edge.export.suited import suited
@@ -60,7 +61,7 @@ class Plan:
 
     def forms(self, precision: str, weights: int = 0) -> tuple[Form, ...]:
         """Every graph of the target, whose weights have so many bytes."""
-        parts = self.parts or min(self.target.parts_for(weights), self.checkpoint.config.layers)
+        parts = self.parts or parts_needed(self.checkpoint.config, weights, self.target.most_weights)
         return forms(self.target, precision, self.context, self.widths, taps(self.drafters), parts)
 
     def measured(self, wanted: tuple[Form, ...]) -> tuple[Form, ...]:

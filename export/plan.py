@@ -11,12 +11,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from spec_edge.export.build import context_of, parts_of
+from spec_edge.export.build import context_of
 from spec_edge.export.candidate import WEIGHTS, rope_facts
 from spec_edge.export.drafters import Attached, attach, graph_file, taps
 from spec_edge.export.keeping import keep_file
 from spec_edge.export.memory import Memory, cache_bytes, drafter_cache, megabytes, memory_lines, side_by_side
 from spec_edge.export.options import AUTO, BuildOptions
+from spec_edge.export.parts import parts_needed, parts_of
 from spec_edge.export.rules import Place
 from spec_edge.export.shipped import shipped_for
 from spec_edge.export.suited import suited
@@ -127,7 +128,7 @@ def _network(
     """Files, graphs of each drafter, bytes of each, bytes of the weights file."""
     wanted = forms(room.profile, room.precision, room.context, room.widths, taps(attached))
     stored, whole = _stored(config, room, wanted)
-    parts = parts or min(target.parts_for(whole), config.layers)
+    parts = parts or parts_needed(config, whole, target.most_weights)
     wanted = forms(room.profile, room.precision, room.context, room.widths, taps(attached), parts)
     files = [_form_file(config, stored, form, room, target) for form in wanted]
     if kept := keep_file(config, target, room.precision):

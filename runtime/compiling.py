@@ -118,7 +118,8 @@ def compiled(
     elif artefact := store.find(folder, key, say):
         return artefact
     _refuse_known(folder, key, settings)
-    with _workplace(folder, job.weights.bytes if provider.keeps else 0, provider, say) as work:
+    need = -(-job.weights.bytes // job.graph.parts) if provider.keeps else 0
+    with _workplace(folder, need, provider, say) as work:
         made = _compile(job, provider, found, settings, work, key, progress or (lambda _graph, _seconds: None))
         artefact = store.publish(work, folder, key, made, say)
     store.trim(folder, settings.most_bytes, keep=key)
@@ -139,7 +140,7 @@ def _refuse_known(folder: Path, key: str, settings: CompileSettings) -> None:
 def _workplace(folder: Path, need: int, provider: Provider, say: Callable[[str], None]) -> Iterator[Path]:
     """A folder to compile in. It is removed if that fails, and at exit where its artefact lasts for this run only.
 
-    need: bytes of the weights, which a compiled graph carries
+    need: bytes of weights that a compiled graph carries
     """
     try:
         work = store.workplace(folder, need, say)
@@ -170,7 +171,7 @@ def _compile(
         what = f"{provider.name}: {name} was not compiled: {answer['error']}"
         if answer["kind"] == "missing":
             raise ProviderMissing(answer["error"])
-        if answer["kind"] == "refused":
+        if answer["kind"] == "refused" and provider.keeps:  # else the device may only have been full, or reset
             store.remember(folder, key, what, None)
         raise ProviderFailed(what)
     if not file.is_file() or not file.stat().st_size:

@@ -74,6 +74,10 @@ class DeviceCache:
         if self.length:
             self._keep(old, range(self.length), 0)
 
+    def close(self) -> None:
+        """Give the device's memory back."""
+        self.past, self._staged = {}, None
+
     def _parts(self, rows: int) -> Parts:
         shape = (1, self._model.kv_heads, rows, self._model.head_dim)
         return {name: self._graph.place(shape, self._dtype) for name in self._names}

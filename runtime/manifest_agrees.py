@@ -54,6 +54,7 @@ def agree(manifest: Manifest) -> None:
     _whole(_of(manifest, "target"))
     for graph in _of(manifest, "cache"):
         _cache(graph, manifest.model, "model")
+        _keeps(graph)
     for i, drafter in enumerate(manifest.drafters):
         where = f"drafters[{i}]"
         _reads(drafter, manifest, where)
@@ -94,7 +95,8 @@ def _sizes(graph: GraphSpec, where: str) -> None:
 def _features(graph: GraphSpec, model: ModelFacts) -> None:
     outputs = _shapes(graph.outputs)
     taps = len(taps_of(model.taps, model.layers, graph.part, graph.parts)) * model.hidden_size
-    if _last(outputs, "taps") != (taps or None):
+    found = outputs.get("taps")
+    if (found is None) != (not taps) or (found is not None and (len(found) != 3 or found[-1] != taps)):
         fail("model.taps", f"{list(model.taps)} do not fit the output 'taps' of graph {graph.name}")
     for boundary, tensors in ((graph.part, _shapes(graph.inputs)), (graph.part + 1, outputs)):
         found = tensors.get(f"residual.{boundary}", ())
@@ -108,6 +110,16 @@ def _features(graph: GraphSpec, model: ModelFacts) -> None:
         fail("model.hidden_size", f"{model.hidden_size} is not the {_last(outputs, 'hidden')} of graph {graph.name}")
 
 
+def _keeps(graph: GraphSpec) -> None:
+    """The graph of models/keep_graph.py, by the names of its tensors."""
+    past = [name for name in _shapes(graph.inputs) if _PAST.fullmatch(name)]
+    named = {"rows", "at", *past, *(name.replace("past", "new") for name in past)}
+    if named != _shapes(graph.inputs).keys() or _shapes(graph.outputs).keys() != {
+        name.replace("past", "kept") for name in past
+    }:
+        fail("graphs", f"hold {graph.name}, whose tensors are not those of a graph that keeps rows")
+
+
 def _whole(graphs: Iterable[GraphSpec]) -> None:
     """Of a network that is cut up every part is there, once."""
     groups: dict[tuple[object, ...], list[GraphSpec]] = {}
@@ -115,7 +127,7 @@ def _whole(graphs: Iterable[GraphSpec]) -> None:
         groups.setdefault((graph.role, graph.lowering, graph.width, graph.past), []).append(graph)
     for found in groups.values():
         parts = found[0].parts
-        if parts > 1 and sorted((g.part, g.parts) for g in found) != [(i, parts) for i in range(parts)]:
+        if sorted((g.part, g.parts) for g in found) != [(i, parts) for i in range(parts)]:
             fail("graphs", f"hold {len(found)} of the {parts} parts that {found[0].name} is one of")
 
 

@@ -24,6 +24,8 @@ def check_types(options: Options) -> None:
         value = getattr(options, field.name)
         if field.name == "logit_bias":
             _check_bias(value)
+        elif field.name in PARSED and not (value is None or isinstance(value, Sequence)):
+            raise BadUsage(f"{field.name} must be a text or a list of numbers, not {_shown(value)}")
         elif field.name not in PARSED and not (value is None and "None" in str(field.type)):
             _check(field, value)
 

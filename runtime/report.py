@@ -66,7 +66,8 @@ def show(llm: LLM, stream: Stream, as_json: bool, stats: bool) -> None:
 
 def note(line: str) -> None:
     """One line on standard error, behind the text so far."""
-    sys.stdout.flush()
+    if sys.stdout is not None:
+        sys.stdout.flush()
     click.echo(f"note: {line}", err=True)
 
 

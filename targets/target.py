@@ -179,10 +179,6 @@ class Target:
         if not holds:
             raise SpecError(f"target {self.name}: {otherwise}")
 
-    def parts_for(self, weights: int) -> int:
-        """Into how many graphs a network with so many bytes of weights is cut."""
-        return 1 if self.most_weights is None else max(1, -(-weights // self.most_weights))
-
     def rules_of(self, precision: str) -> Rules:
         """What the fixed-width graphs of a bundle in this precision must keep to."""
         return dict(self.by_precision).get(precision, self.rules)

@@ -33,7 +33,7 @@ def against(session: Session) -> Judge:
     """A judge that knows the two texts and nothing of the runs that wrote them."""
 
     def judge(contender: str, item: Item, plain: Tokens, other: Tokens) -> Divergence:  # noqa: ARG001
-        found = divergence(session, item.ids, plain, other, _widths(session, PEER_WIDTHS))
+        found = divergence(session, item.ids, plain, other, _widths(session, PEER_WIDTHS) or [session.max_width])
         assert found is not None
         return found
 

@@ -85,7 +85,7 @@ def open_session(
 class OrtPlaced:
     """The `Placed` of provider.py over an `OrtValue`."""
 
-    def __init__(self, value: Any, source: Array) -> None:
+    def __init__(self, value: Any, source: Array | None) -> None:
         self.value = value
         self._source = source  # on the CPU the value lies in its memory
 
@@ -116,7 +116,10 @@ class OrtOpened:
         kind, device = self._memory.kind, int(self._memory.device)
         zeros = np.zeros(shape, dtype)
         make = ort.OrtValue.ortvalue_from_numpy
-        return OrtPlaced(guarded("the device has no memory left", lambda: make(zeros, kind, device)), zeros)
+        return OrtPlaced(
+            guarded("the device has no memory left", lambda: make(zeros, kind, device)),
+            zeros if kind == HOST.kind else None,
+        )
 
     def bind_placed(
         self, inputs: Mapping[str, Array | Placed], outputs: Mapping[str, Array | Placed], again: bool

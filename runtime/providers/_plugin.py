@@ -114,6 +114,7 @@ def find_plugin(plugin: Plugin, options: Options) -> Found:
     versions = _versions(plugin)
     if reason := plugin.bad(versions):
         raise ProviderMissing(reason)
+    versions |= {name: value for name, value in plugin.defaults().items() if name == RECORDS}
     devices = _devices(plugin, options)
     if not devices:
         return Found(plugin.ep, versions=versions)

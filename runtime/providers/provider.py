@@ -85,7 +85,7 @@ class Placed(Protocol):
         ...
 
     def read(self) -> Array:
-        """A copy on the CPU."""
+        """On the CPU, as it is until the next run."""
         ...
 
 

@@ -61,7 +61,8 @@ def sizes(bundle: Bundle, on: Provider) -> tuple[int, int]:
 
 def form(bundle: Bundle, on: Provider) -> str:
     """Which of the bundle's graphs that session runs."""
-    return _kind(bundle, on).__name__
+    kind = _kind(bundle, on)
+    return (PortableSession if kind is ResidentSession else kind).__name__  # one graph, two places for the cache
 
 
 def _unopened(graph: GraphSpec) -> Opened:

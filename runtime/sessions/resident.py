@@ -27,6 +27,8 @@ from spec_edge.runtime.sessions.portable import MISSING
 from spec_edge.runtime.sessions.rows import rotary
 
 Key = tuple[int, int, frozenset[str]]
+KEPT = 16
+"""Shapes of verify runs that keep their buffers on the device."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class ResidentSession(AnyWidthSession):
                 self._graphs.append(_resident(opener, spec))
             self._past = DeviceCache(self._graphs[1], self._model, min(FIRST, self.capacity), self._dtype)
         except BaseException:
-            self.close()
+            self._close_graphs()
             raise
         self.assignment = _sum([opened.placement for opened in self._graphs])
         self._rebind()
@@ -62,7 +64,12 @@ class ResidentSession(AnyWidthSession):
         return self._past
 
     def close(self) -> None:
-        self._runs: dict[Key, _Run] = {}
+        """Runs hold their graphs: they go first."""
+        self._rebind()
+        self._past.close()
+        self._close_graphs()
+
+    def _close_graphs(self) -> None:
         for opened in self._graphs:
             opened.close()
         self._graphs = []
@@ -70,12 +77,12 @@ class ResidentSession(AnyWidthSession):
     def _reserve(self, rows: int, spare: int = 0) -> None:
         slots = self._slots_for(rows, spare, self._past.slots)
         if slots > self._past.slots:
+            self._rebind()  # their memory first
             self._past.grow(slots)
-            self._rebind()
 
     def _rebind(self) -> None:
-        """Start over after the cache moved."""
-        self._runs = {}
+        """Forget every run: the cache moves."""
+        self._runs: dict[Key, _Run] = {}
         self._prefill: tuple[Key, _Run] | None = None
 
     def _run(
@@ -103,16 +110,19 @@ class ResidentSession(AnyWidthSession):
     def _bound(self, size: int, rows: NDArray[np.int32]) -> _Run:
         """`rows` is a function of the shape: all of them (a verify run), or the last. Of the latter one is kept: a
         prompt has any length, and each has buffers of its own."""
+        if not self._graphs:
+            raise SpecError("this session is closed")
         key = (size, len(rows), self.wants)
         if key in self._runs:
+            self._runs[key] = self._runs.pop(key)  # the last used is the last to go
             return self._runs[key]
         if self._prefill is not None and self._prefill[0] == key:
             return self._prefill[1]
-        if not self._graphs:
-            raise SpecError("this session is closed")
         verify = len(rows) == size
         if not verify:
             self._prefill = None  # its memory first
+        elif len(self._runs) == KEPT:
+            del self._runs[next(iter(self._runs))]
         run = self._bind(self._graphs[0], size, len(rows), verify)
         if verify:
             self._runs[key] = run

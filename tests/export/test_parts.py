@@ -13,8 +13,11 @@ import numpy as np
 import pytest
 
 from spec_edge.export.options import build_options
+from spec_edge.export.parts import parts_needed
 from spec_edge.export.plan import plan_bundle
-from spec_edge.models.contract import GraphSpec, SpecError, layers_of, taps_of
+from spec_edge.models.contract import GraphSpec, SpecError, TensorSpec, layers_of, taps_of
+from spec_edge.models.family import tensor_shapes
+from spec_edge.models.open import open_config
 from spec_edge.runtime import manifest as schema
 from spec_edge.runtime.bundle import Bundle, open_bundle
 from spec_edge.runtime.draft import Draft
@@ -149,6 +152,27 @@ def _narrow(graph: GraphSpec) -> Any:
     return tuple(replace(t, shape=(*t.shape[:2], 32)) if t.name.startswith("residual") else t for t in graph.inputs)
 
 
+def test_a_whole_graph_beside_a_part_is_refused(bundles: list[Bundle]) -> None:
+    whole, cut = (bundle.manifest for bundle in bundles)
+    one = next(g for g in whole.graphs if g.role == "verify")
+    part = next(g for g in cut.graphs if g.name == f"{one.name}-2of2")
+    with pytest.raises(SpecError, match=r"hold 2 of the 1 parts|hold 1 of the 2 parts|hold 2 of the 2 parts"):
+        schema.write(dataclasses.replace(whole, graphs=(*whole.graphs, part)))
+
+
+def test_taps_that_no_layer_gives_are_refused(bundles: list[Bundle]) -> None:
+    manifest = bundles[0].manifest
+    model, drafters = replace(manifest.model, taps=()), ()
+    for shape in ((), (0,), (1, 8, 0)):
+        graphs = tuple(
+            replace(g, outputs=(*(t for t in g.outputs if t.name != "taps"), TensorSpec("taps", "float32", shape)))
+            for g in manifest.graphs
+            if g.network == "target"
+        )
+        with pytest.raises(SpecError, match=r"do not fit the output 'taps'|shape|out of range"):
+            schema.write(dataclasses.replace(manifest, model=model, drafters=drafters, graphs=graphs))
+
+
 def test_only_static_graphs_of_the_target_have_parts(bundles: list[Bundle]) -> None:
     manifest = bundles[1].manifest
     step, *others = sorted(manifest.graphs, key=lambda g: g.role != "step")
@@ -163,10 +187,39 @@ def test_bad_calls(bench: Any, tiny_target: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "b").exists()
 
 
-def test_a_target_cuts_what_its_memory_does_not_hold(tiny_target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [target("snapdragon-x").parts_for(size) for size in (1, 2 * 10**9, 2 * 10**9 + 1, 7 * 10**9)] == [1, 1, 2, 4]
-    assert target("cpu").parts_for(10**12) == 1
+def test_no_part_is_larger_than_it_may_be(tiny_target: Path) -> None:
+    """Llama 3.2 3B in float16: the embedding and the output layer are a fifth of the first and the last part."""
+    config = replace(
+        open_config(tiny_target)[1],
+        vocab_size=128256,
+        hidden_size=3072,
+        intermediate_size=8192,
+        layers=28,
+        heads=24,
+        kv_heads=8,
+        head_dim=128,
+        tied=True,
+    )
+    most = target("snapdragon-x").most_weights
+    assert most == 2_000_000_000 and target("cpu").most_weights is None
+    weights = 2 * sum(int(np.prod(shape)) for shape in tensor_shapes(config).values())
+    table, layer = (
+        2 * 128256 * 3072,
+        2
+        * sum(
+            int(np.prod(shape)) for name, shape in tensor_shapes(config).items() if name.startswith("model.layers.0.")
+        ),
+    )
+    parts = parts_needed(config, weights, most)
+    assert parts == 5
+    for count, fits in ((parts, True), (parts - 1, False)):
+        sizes = [len(layers_of(28, i, count)) * layer + table * (i in (0, count - 1)) for i in range(count)]
+        assert (max(sizes) <= most) == fits
+    assert parts_needed(config, most, most) == parts_needed(config, 10**12, None) == 1
+    assert parts_needed(config, weights, 1) == 28
 
+
+def test_a_target_cuts_what_its_memory_does_not_hold(tiny_target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def planned() -> set[str]:
         options = build_options(str(tiny_target), Path("out"), "fp16", target_name="snapdragon-x", context=128)
         return {file.file for file in plan_bundle(options).files if file.file.startswith("verify")}

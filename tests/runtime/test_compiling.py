@@ -169,6 +169,10 @@ def test_a_graph_without_a_compiled_form_is_opened_in_a_child_first(
     for _ in range(2):
         assert compiled(with_options(job, ran=str(ran)), opens, FOUND, settings) is not None
     assert runs(counts) == 1 and "input_ids" in ran.read_text()
+    refuses = dataclasses.replace(fake("opens_and_fails_when_run"), keeps=False)
+    for _ in range(2):  # the device may have been full, or reset: that is asked anew
+        with pytest.raises(ProviderFailed, match=r"it does not run: the driver was reset$"):
+            compiled(job, refuses, FOUND, settings)
     dies = dataclasses.replace(fake("opens_and_dies_when_run"), keeps=False)
     for said in ("died on verify-s8", "--recompile"):
         with pytest.raises(ProviderFailed, match=said):

@@ -36,6 +36,7 @@ from spec_edge.runtime.request import check
         ({"logit_bias": {"3": 1}}, "logit-bias must map token ids to numbers"),
         ({"logit_bias": [1]}, "logit-bias must map token ids to numbers"),
         ({"method": "lookahead", "lookahead": (3.5, 4, 5)}, "lookahead must be whole numbers"),
+        ({"method": "eagle", "tree": 5}, "tree must be a text or a list of numbers, not 5"),
     ],
 )
 def test_another_type_is_refused(options: dict[str, Any], said: str) -> None:

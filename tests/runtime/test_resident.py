@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import shutil
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,13 +21,14 @@ from spec_edge.runtime.bundle import Bundle, open_bundle
 from spec_edge.runtime.draft import EMPTY, Draft
 from spec_edge.runtime.providers import cuda
 from spec_edge.runtime.providers._onnxruntime import NOT_RECORDED, Memory, OrtOpened, OrtPlaced, session_options
-from spec_edge.runtime.providers._plugin import RECORDS
+from spec_edge.runtime.providers._plugin import RECORDS, Plugin, find_plugin
 from spec_edge.runtime.providers.opening import job, on_cpu, run_once
 from spec_edge.runtime.providers.provider import ProviderFailed, provider
-from spec_edge.runtime.sessions import choose
+from spec_edge.runtime.sessions import choose, resident
 from spec_edge.runtime.sessions.portable import PortableSession
 from spec_edge.runtime.sessions.resident import ResidentSession
 
+ON_CPU = Plugin("fake", "CPUExecutionProvider", "cpu", True, "")
 TREE = Draft((5, 6, 7, 8, 9), (-1, -1, 0, 1, 3), (True,) * 5)
 
 
@@ -118,12 +121,38 @@ def test_bad_calls(bundle: Bundle) -> None:
     for rows in ((), (0, 0), (2, 1), (0, 6), (-1,)):
         with pytest.raises(SpecError, match="cannot commit rows"):
             session.commit(rows)
-    session.close()
-    with pytest.raises(SpecError, match="closed"):
-        session.verify(1, Draft.chain((1, 2)))
     placed = on_cpu(bundle, 1)(bundle.graphs("cache", "keep")[0]).place((2, 3), "float32")  # type: ignore[attr-defined]
     with pytest.raises(ProviderFailed, match=r"an array \[3, 2\] is no \[2, 3\]"):
         placed.write(np.zeros((3, 2), np.float32))
+
+
+def test_closing_gives_the_device_back(bundle: Bundle) -> None:
+    graphs: list[OrtOpened] = []
+
+    def opener(graph: GraphSpec) -> OrtOpened:
+        asked = job(bundle, graph, 1)
+        graphs.append(OrtOpened(ort.InferenceSession(str(asked.model), session_options(asked))))
+        return graphs[-1]
+
+    session = ResidentSession(bundle, opener)
+    session.prefill([1, 2, 3])
+    session.verify(1, TREE)
+    held = [weakref.ref(graph._session) for graph in graphs]
+    session.close()
+    gc.collect()
+    assert [ref() for ref in held] == [None, None]
+    for run in (lambda: session.prefill([1, 2, 3]), lambda: session.verify(1, TREE)):
+        with pytest.raises(SpecError, match="closed"):
+            run()
+
+
+def test_only_the_last_shapes_keep_buffers(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resident, "KEPT", 3)
+    session: Any = ResidentSession(bundle, on_cpu(bundle, 1))
+    session.prefill(prompt(5))
+    for width in (1, 2, 3, 1, 4):
+        session.verify(1, Draft.chain(tuple(range(width - 1))) if width > 1 else EMPTY)
+    assert [key[0] for key in session._runs] == [3, 1, 4]
 
 
 def test_a_provider_without_such_memory_is_refused(bundle: Bundle) -> None:
@@ -175,12 +204,15 @@ def test_cuda_keeps_its_cache_and_records_when_asked(monkeypatch: pytest.MonkeyP
     assert cuda.defaults() == {}
     monkeypatch.setenv(cuda.SWITCH, "1")
     assert cuda.defaults() == {RECORDS: "1"}
+    fake = dataclasses.replace(ON_CPU, defaults=cuda.defaults)  # what was tried without it is asked anew
+    assert find_plugin(fake, {}).versions[RECORDS] == "1" and RECORDS not in find_plugin(ON_CPU, {}).versions
 
 
 def test_the_session_is_chosen_by_bundle_and_provider(tiny: Path, bundle: Bundle) -> None:
-    assert choose.form(bundle, provider("cuda")) == "ResidentSession"
-    assert choose.form(bundle, provider("webgpu")) == "PortableSession"
-    assert choose.form(open_bundle(tiny), provider("cuda")) == "PortableSession"
+    kinds = [choose._kind(b, provider(name)) for b, name in ((bundle, "cuda"), (bundle, "webgpu"))]
+    assert kinds == [ResidentSession, PortableSession]
+    assert choose._kind(open_bundle(tiny), provider("cuda")) is PortableSession
+    assert choose.form(bundle, provider("cuda")) == choose.form(bundle, provider("webgpu"))  # the same graph
 
 
 def _texts(folder: Path) -> Mapping[str, str]:
@@ -202,3 +234,5 @@ def test_a_graph_of_another_models_cache_is_refused(tiny_resident: Path, tmp_pat
     inputs = tuple(dataclasses.replace(t, shape=(1, 3, *t.shape[2:])) if "." in t.name else t for t in keep.inputs)
     with pytest.raises(SpecError, match=r"model\.kv_heads 2 is not the 3 of graph keep"):
         remake(tmp_path / "b", graphs=(*others, dataclasses.replace(keep, inputs=inputs)))
+    with pytest.raises(SpecError, match="whose tensors are not those of a graph that keeps rows"):
+        remake(tmp_path / "b", graphs=(*others, dataclasses.replace(keep, outputs=keep.outputs[1:])))

@@ -112,7 +112,7 @@ class Device:
         def run() -> None:
             if self._how.endswith("dies_when_run"):
                 os.abort()
-            if self._how == "fails_when_run":
+            if self._how.endswith("fails_when_run"):
                 raise ProviderFailed("the driver was reset")
             shapes = {name: (str(a.dtype), a.shape) for name, a in {**inputs, **outputs}.items()}
             if "ran" in self._job.options:
@@ -139,11 +139,16 @@ def opens_and_dies_when_run(job: Job, file: Path) -> None:
     works(job, file)
 
 
-SIGNS = ("opens", "opens_and_dies_when_run")
+def opens_and_fails_when_run(job: Job, file: Path) -> None:
+    works(job, file)
+
+
+SIGNS = ("opens", "opens_and_dies_when_run", "opens_and_fails_when_run")
 """Providers that have no compiled form."""
 
 MADE = (works, sleeps, aborts, reads_nowhere, leaves, lies, refuses, fills_the_disk, is_missing, dies_when_unloaded)
-MADE += (takes_all_nodes, leaves_nodes_out, dies_when_run, fails_when_run, opens, opens_and_dies_when_run)
+MADE += (takes_all_nodes, leaves_nodes_out, dies_when_run, fails_when_run)
+MADE += (opens, opens_and_dies_when_run, opens_and_fails_when_run)
 BASE = Provider("", "npu", False, "nothing", find=None, open=None)  # type: ignore[arg-type]
 
 
