@@ -86,7 +86,8 @@ def _sizes(graph: GraphSpec, where: str) -> None:
             fail(where, f"has a width and a past, and '{tensor.name}' of graph {graph.name} has a size left open")
     if inputs["bias_past"] != (1, 1, graph.width, graph.past):
         fail(where, f"width {graph.width} and past {graph.past} are not those of graph {graph.name}")
-    if inputs[enters][:2] != (1, graph.width) or inputs["bias_new"] != (1, 1, graph.width, graph.width):
+    read = inputs[enters][:2] if graph.part else inputs[enters]  # the third of a residual is the model's
+    if read != (1, graph.width) or inputs["bias_new"] != (1, 1, graph.width, graph.width):
         fail(f"{where}.width", f"{graph.width} is not that of graph {graph.name}")
     if any(shape[2:3] != (graph.past,) for name, shape in inputs.items() if _PAST.fullmatch(name)):
         fail(f"{where}.past", f"{graph.past} is not that of graph {graph.name}")

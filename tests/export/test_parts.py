@@ -136,6 +136,7 @@ def test_layers_and_taps_of_parts() -> None:
         (lambda g: [g[0], replace(g[1], parts=3), *g[2:]], "are not the 1 of graph"),
         (lambda g: [replace(g[0], parts=1), *g[1:]], "are not the 1 of graph"),
         (lambda g: [g[0], replace(g[1], inputs=_narrow(g[1])), *g[2:]], "is not what goes in and out of graph"),
+        (lambda g: [replace(g[0], inputs=_deeper(g[0])), *g[1:]], "is not that of graph"),
     ],
 )
 def test_a_manifest_with_other_parts_is_refused(bundles: list[Bundle], change: Any, said: str) -> None:
@@ -150,6 +151,10 @@ def test_a_manifest_with_other_parts_is_refused(bundles: list[Bundle], change: A
 
 def _narrow(graph: GraphSpec) -> Any:
     return tuple(replace(t, shape=(*t.shape[:2], 32)) if t.name.startswith("residual") else t for t in graph.inputs)
+
+
+def _deeper(graph: GraphSpec) -> Any:
+    return tuple(replace(t, shape=(*t.shape, 3)) if t.name == "input_ids" else t for t in graph.inputs)
 
 
 def test_a_whole_graph_beside_a_part_is_refused(bundles: list[Bundle]) -> None:
