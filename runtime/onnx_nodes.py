@@ -7,7 +7,8 @@ counted, since it depends on how full that is. Format: onnx.proto (field numbers
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import struct
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
@@ -27,7 +28,7 @@ KEEPING = frozenset({"DequantizeLinear", "QuantizeLinear", "Cast", "Transpose", 
 
 @dataclass(frozen=True)
 class Node:
-    """One node. numbers: its whole-number attributes by name."""
+    """One node. numbers, reals: its attributes that are one whole number or one real number, by name."""
 
     name: str
     kind: str
@@ -35,6 +36,7 @@ class Node:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     numbers: Mapping[str, int] = field(default_factory=dict)
+    reals: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def key(self) -> str:
@@ -115,25 +117,30 @@ def _node(data: bytes) -> Node:
     inputs: list[str] = []
     outputs: list[str] = []
     numbers: dict[str, int] = {}
+    reals: dict[str, float] = {}
     for number, value in fields(data, NODE, "node"):
         if number in texts:
             texts[number] = string(value)
         if number in (1, 2):
             (inputs if number == 1 else outputs).append(string(value))
         if number == 5:
-            numbers.update(_number(message(value)))
-    return Node(texts[3], texts[4], texts[7], tuple(inputs), tuple(outputs), numbers)
+            _attribute(message(value), numbers, reals)
+    return Node(texts[3], texts[4], texts[7], tuple(inputs), tuple(outputs), numbers, reals)
 
 
-def _number(data: bytes) -> Iterator[tuple[str, int]]:
-    """(name, value) of an attribute that is one whole number."""
-    name, held = "", list[int]()
+def _attribute(data: bytes, numbers: dict[str, int], reals: dict[str, float]) -> None:
+    """Adds an attribute that is one whole number or one real number."""
+    name, held, real = "", list[int](), b""
     for number, value in fields(data, ATTRIBUTE, "attribute"):
         if number == 1:
             name = string(value)
+        if number == 2:
+            real = message(value)
         if number == 3:
             held = integers(value)
-    return ((name, value) for value in held)
+    numbers.update((name, value) for value in held)
+    if len(real) == 4:
+        reals[name] = struct.unpack("<f", real)[0]
 
 
 def _constant(data: bytes) -> tuple[str, list[int]]:

@@ -98,7 +98,7 @@ class Placer:
 
     def session(self, bundle: Bundle, network: str = TARGET) -> Session:
         """A target, or a draft model. NoProviderLeft: no provider of the chain runs it."""
-        chain = steps(bundle, self._wish)
+        chain = self._suited(steps(bundle, self._wish), TARGET)
         ways = [self._candidate(step, network, _session) for step in chain]
         if _reference_only(chain):
             return ways[0].open()
@@ -113,11 +113,15 @@ class Placer:
         def opened(step: Step, place: Place, opener: Opener) -> Network:
             return choose.open_network(name, step.bundle, place.on, opener)
 
-        chain = [step for step in steps(bundle, self._wish) if step.bundle is bundle]
+        chain = self._suited([step for step in steps(bundle, self._wish) if step.bundle is bundle], name)
         ways = [self._candidate(step, name, opened) for step in chain]
         if _reference_only(chain):
             return ways[0].open()
         return choose.network_over(name, bundle, Chain(ways, self._say, name))
+
+    def _suited(self, chain: Sequence[Step], network: str) -> list[Step]:
+        """Without the providers that this network's graphs are not for, unless one was asked for."""
+        return [s for s in chain if s.name == self._wish.provider or _suits(s, network)] or list(chain)
 
     def _candidate(self, step: Step, network: str, make: Callable[[Step, Place, Opener], T]) -> Candidate[T]:
         def open_() -> T:
@@ -196,6 +200,15 @@ def _form(step: Step) -> str:
         return choose.form(step.bundle, providers.provider(step.name))
     except SpecError:
         return ""
+
+
+def _suits(step: Step, network: str) -> bool:
+    """Whether the provider is for this network's graphs; True where only opening them tells."""
+    on = providers.provider(step.name)
+    if on.suits is None:
+        return True
+    graphs = [graph for graph in step.bundle.graphs(network, "step") if graph.lowering == "fused"]
+    return bool(graphs) and not any(on.suits(job(step.bundle, graph)) for graph in graphs)
 
 
 def _sizes(step: Step) -> tuple[int, int] | None:

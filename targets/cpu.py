@@ -1,4 +1,4 @@
-"""CPU: ONNX Runtime's own kernels, symbolic shapes, one session per network."""
+"""CPU: spec-edge's own kernels where they have a form for the bundle and the processor, ONNX Runtime's for everything."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from spec_edge.targets.target import Provider, Rules, Target
 
 TARGET = Target(
     name="cpu",
-    description="any x86-64 or arm64 CPU through ONNX Runtime",
+    description="any x86-64 or arm64 CPU through spec-edge's own kernels (x86-64) or ONNX Runtime's",
     device="cpu",
-    providers=(Provider("cpu"),),
+    providers=(Provider("native"), Provider("cpu")),
     symbolic=True,
     lowering="fused",
     half=("fp16",),

@@ -73,3 +73,18 @@ def smollm2_in_transformers(smollm2_gguf: Path) -> dict[str, Any]:
     found = load_gguf_checkpoint(str(smollm2_gguf), return_tensors=True, model_to_load=model)
     model.load_state_dict(found["tensors"], strict=False)
     return {"model": model, "tensors": found["tensors"], "tokenizer": found["tokenizer"]}
+
+
+@pytest.fixture(scope="session")
+def native_kernels() -> None:
+    """The compiled kernels: skipped without a compiler or on another processor, never where they should be there."""
+    import platform
+    import shutil
+
+    from spec_edge.runtime.native.library import library
+
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        pytest.skip("the native kernels are for x86-64")
+    if not any(shutil.which(name) for name in ("cc", "gcc", "clang", "cl")):
+        pytest.skip("there is no C compiler that could have built the native kernels")
+    library()

@@ -1,0 +1,141 @@
+"""A program: what `translate.py` makes of a graph, before it has memory.
+
+Enters: stages as they are found. Leaves: stages over numbered buffers, each buffer with the stages between which it is
+needed, so that few of them need memory of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+from spec_edge.runtime.native.mirror import NONE
+
+
+@dataclass(frozen=True)
+class View:
+    """Columns of a buffer of floats."""
+
+    buffer: int
+    column: int
+    width: int
+
+
+@dataclass
+class Linear:
+    """A quantised matrix [n, k], by the names of its constants. offset, bias: names, "" where there is none."""
+
+    n: int
+    k: int
+    bits: int
+    block: int
+    codes: str
+    scale: str
+    offset: str = ""
+    bias: str = ""
+    column: int = 0
+
+
+@dataclass
+class Rows:
+    """A quantised table [n, k], by the names of its constants."""
+
+    bits: int
+    block: int
+    codes: str
+    scale: str
+    offset: str = ""
+
+
+@dataclass
+class Step:
+    """One stage; `mirror.Stage` says what its numbers are. f, q: buffers in the order of its fields."""
+
+    kind: int
+    f: list[int] = field(default_factory=list)
+    q: list[int] = field(default_factory=list)
+    columns: tuple[int, ...] = ()
+    matrices: list[Linear] = field(default_factory=list)
+    first: tuple[int, int] = (0, 0)
+    layer: int = 0
+    width: int = 0
+    heads: int = 0
+    kv_heads: int = 0
+    dim: int = 0
+    epsilon: float = 0.0
+    scale: float = 0.0
+    gamma: str = ""
+    cos: str = ""
+    sin: str = ""
+    table: Rows | None = None
+
+
+@dataclass
+class Buffer:
+    """width: numbers per row. asked: it has the asked rows only. output: the graph's name for it, "" inside."""
+
+    width: int
+    asked: bool = False
+    output: str = ""
+
+
+@dataclass
+class Program:
+    """floats, quantised: by number; a quantised buffer is as wide as a row of activations."""
+
+    steps: list[Step] = field(default_factory=list)
+    floats: list[Buffer] = field(default_factory=list)
+    quantised: list[Buffer] = field(default_factory=list)
+
+    def packed(self) -> Program:
+        """The same over fewer buffers: two that are never needed at once share one."""
+        floats, of_floats = _share(self.floats, [step.f for step in self.steps])
+        quantised, of_quantised = _share(self.quantised, [step.q for step in self.steps])
+        steps = [replace(s, f=_renamed(s.f, of_floats), q=_renamed(s.q, of_quantised)) for s in self.steps]
+        return Program(steps, floats, quantised)
+
+
+Numbers: TypeAlias = list[int]
+
+
+def _renamed(buffers: Numbers, of: dict[int, int]) -> Numbers:
+    return [NONE if b == NONE else of[b] for b in buffers]
+
+
+def _share(buffers: list[Buffer], used: list[Numbers]) -> tuple[list[Buffer], dict[int, int]]:
+    """Buffers that are needed, and the number of each old one among them; outputs share with nobody."""
+    made: list[Buffer] = []
+    of: dict[int, int] = {}
+    free: list[int] = []
+    spans = dict(_spans(used))
+    for at in range(len(used)):
+        begin = [b for b, (first, _) in spans.items() if first == at]
+        for b in sorted(begin):
+            wanted = buffers[b]
+            fit = [i for i in free if not wanted.output and (made[i].width, made[i].asked) == (wanted.width, wanted.asked)]
+            if fit:
+                of[b] = fit[0]
+                free.remove(fit[0])
+            else:
+                of[b] = len(made)
+                made.append(wanted)
+        free += [of[b] for b, (_, last) in spans.items() if last == at and not buffers[b].output]
+    return made, of
+
+
+def _spans(used: list[Numbers]) -> Iterator[tuple[int, tuple[int, int]]]:
+    """(buffer, (first stage, last stage))."""
+    for b in sorted({b for numbers in used for b in numbers if b != NONE}):
+        at = [i for i, numbers in enumerate(used) if b in numbers]
+        yield b, (at[0], at[-1])
+
+
+def names(program: Program) -> Iterable[str]:
+    """Every constant that the program reads."""
+    for step in program.steps:
+        yield from (name for name in (step.gamma, step.cos, step.sin) if name)
+        for m in step.matrices:
+            yield from (name for name in (m.codes, m.scale, m.offset, m.bias) if name)
+        if step.table is not None:
+            yield from (name for name in (step.table.codes, step.table.scale, step.table.offset) if name)

@@ -1,0 +1,269 @@
+/* Matrix times rows of 8-bit activations.
+ *
+ * A matrix lies in groups of 8 rows, a group in blocks of 32 columns, so that a lane of a 256-bit register is a row and
+ * its four bytes are four neighbouring columns. A block is 8 such quads; quad j of a row's block is columns 4j..4j+3.
+ *
+ *   U4_OFFSET   128 bytes: vector i holds quads 2i (low halves) and 2i+1 (high halves); 8 float16 scales; 8 float16
+ *               offsets. A weight is scale * code + offset.
+ *   U4_MIDDLE   the same without offsets. A weight is scale * (code - 8).
+ *   S8_SIXTEEN  256 bytes of codes within -32..32; 2 x 8 float16 scales, of 16 columns each.
+ *   S8_BLOCK    256 bytes of codes; 8 float16 scales.
+ *   S8_FIVE     256 bytes of codes within -16..16; 8 float16 scales; 8 float16 offsets.
+ *
+ * vpmaddubsw adds two products into 16 bits. 15 * 127 * 2 * 8, 16 * 127 * 2 * 8 and 32 * 127 * 2 * 4 stay within them, so
+ * that most forms widen once a block or once a half; S8_BLOCK must widen at once.
+ */
+#include "native.h"
+
+#include <immintrin.h>
+#include <string.h>
+
+enum { TILE = 4 };
+
+static const int SIZE[FORMS] = {BYTES_U4_OFFSET, BYTES_U4_MIDDLE, BYTES_S8_SIXTEEN, BYTES_S8_BLOCK, BYTES_S8_FIVE};
+
+INLINE __m256i quad(const int8_t *a) {
+    int32_t four;
+    memcpy(&four, a, 4);
+    return _mm256_set1_epi32(four);
+}
+
+INLINE __m256 half8(const uint8_t *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
+
+INLINE __m256 wide(__m256i sums) {
+    return _mm256_cvtepi32_ps(_mm256_madd_epi16(sums, _mm256_set1_epi16(1)));
+}
+
+/* Eight codes of a row, times four activations each: the 16-bit sums of a block of U4 codes. */
+INLINE void u4_sums(const int R, const uint8_t *w, const int8_t *const *a, __m256i *sums) {
+    const __m256i low = _mm256_set1_epi8(15);
+    for (int r = 0; r < R; r++) sums[r] = _mm256_setzero_si256();
+    for (int i = 0; i < 4; i++) {
+        const __m256i both = _mm256_loadu_si256((const __m256i *)(w + 32 * i));
+        const __m256i even = _mm256_and_si256(both, low);
+        const __m256i odd = _mm256_and_si256(_mm256_srli_epi16(both, 4), low);
+        for (int r = 0; r < R; r++) {
+            const __m256i p = _mm256_maddubs_epi16(even, quad(a[r] + 8 * i));
+            const __m256i q = _mm256_maddubs_epi16(odd, quad(a[r] + 8 * i + 4));
+            sums[r] = _mm256_add_epi16(sums[r], _mm256_add_epi16(p, q));
+        }
+    }
+}
+
+INLINE void u4_offset(const int R, const uint8_t *w, const Quantised *x, int row, __m256 *out) {
+    const int blocks = x->k / BLOCK;
+    __m256 total[TILE], shift[TILE];
+    const int8_t *a[TILE];
+    const float *scale[TILE], *sum[TILE];
+    for (int r = 0; r < R; r++) {
+        total[r] = shift[r] = _mm256_setzero_ps();
+        a[r] = x->q + (size_t)(row + r) * x->k;
+        scale[r] = x->scale + (size_t)(row + r) * blocks;
+        sum[r] = x->sum + (size_t)(row + r) * blocks;
+    }
+    for (int b = 0; b < blocks; b++, w += BYTES_U4_OFFSET) {
+        __m256i sums[TILE];
+        u4_sums(R, w, a, sums);
+        const __m256 ws = half8(w + 128), wo = half8(w + 144);
+        for (int r = 0; r < R; r++) {
+            const __m256 s = _mm256_mul_ps(ws, _mm256_broadcast_ss(scale[r] + b));
+            total[r] = _mm256_fmadd_ps(wide(sums[r]), s, total[r]);
+            shift[r] = _mm256_fmadd_ps(wo, _mm256_broadcast_ss(sum[r] + b), shift[r]);
+            a[r] += BLOCK;
+        }
+    }
+    for (int r = 0; r < R; r++) out[r] = _mm256_add_ps(total[r], shift[r]);
+}
+
+INLINE void u4_middle(const int R, const uint8_t *w, const Quantised *x, int row, __m256 *out) {
+    const int blocks = x->k / BLOCK;
+    __m256 total[TILE], shift[TILE];
+    const int8_t *a[TILE];
+    const float *scale[TILE], *sum[TILE];
+    for (int r = 0; r < R; r++) {
+        total[r] = shift[r] = _mm256_setzero_ps();
+        a[r] = x->q + (size_t)(row + r) * x->k;
+        scale[r] = x->scale + (size_t)(row + r) * blocks;
+        sum[r] = x->sum + (size_t)(row + r) * blocks;
+    }
+    for (int b = 0; b < blocks; b++, w += BYTES_U4_MIDDLE) {
+        __m256i sums[TILE];
+        u4_sums(R, w, a, sums);
+        const __m256 ws = half8(w + 128);
+        for (int r = 0; r < R; r++) {
+            const __m256 s = _mm256_mul_ps(ws, _mm256_broadcast_ss(scale[r] + b));
+            total[r] = _mm256_fmadd_ps(wide(sums[r]), s, total[r]);
+            shift[r] = _mm256_fmadd_ps(ws, _mm256_broadcast_ss(sum[r] + b), shift[r]);
+            a[r] += BLOCK;
+        }
+    }
+    for (int r = 0; r < R; r++) out[r] = _mm256_fnmadd_ps(shift[r], _mm256_set1_ps(8.0f), total[r]);
+}
+
+INLINE void s8_sixteen(const int R, const uint8_t *w, const Quantised *x, int row, __m256 *out) {
+    const int blocks = x->k / BLOCK;
+    __m256 first[TILE], second[TILE];
+    const int8_t *a[TILE];
+    const float *scale[TILE];
+    for (int r = 0; r < R; r++) {
+        first[r] = second[r] = _mm256_setzero_ps();
+        a[r] = x->q + (size_t)(row + r) * x->k;
+        scale[r] = x->scale + (size_t)(row + r) * blocks;
+    }
+    for (int b = 0; b < blocks; b++, w += BYTES_S8_SIXTEEN) {
+        for (int h = 0; h < 2; h++) {
+            __m256i sums[TILE];
+            for (int r = 0; r < R; r++) sums[r] = _mm256_setzero_si256();
+            for (int i = 0; i < 4; i++) {
+                const __m256i code = _mm256_loadu_si256((const __m256i *)(w + 128 * h + 32 * i));
+                const __m256i size = _mm256_abs_epi8(code);
+                for (int r = 0; r < R; r++) {
+                    const __m256i signed_ = _mm256_sign_epi8(quad(a[r] + 16 * h + 4 * i), code);
+                    sums[r] = _mm256_add_epi16(sums[r], _mm256_maddubs_epi16(size, signed_));
+                }
+            }
+            const __m256 ws = half8(w + 256 + 16 * h);
+            for (int r = 0; r < R; r++) {
+                const __m256 s = _mm256_mul_ps(ws, _mm256_broadcast_ss(scale[r] + b));
+                __m256 *to = h ? second : first;
+                to[r] = _mm256_fmadd_ps(wide(sums[r]), s, to[r]);
+            }
+        }
+        for (int r = 0; r < R; r++) a[r] += BLOCK;
+    }
+    for (int r = 0; r < R; r++) out[r] = _mm256_add_ps(first[r], second[r]);
+}
+
+INLINE void s8_block(const int R, const uint8_t *w, const Quantised *x, int row, __m256 *out) {
+    const int blocks = x->k / BLOCK;
+    const __m256i one = _mm256_set1_epi16(1);
+    const int8_t *a[TILE];
+    const float *scale[TILE];
+    for (int r = 0; r < R; r++) {
+        out[r] = _mm256_setzero_ps();
+        a[r] = x->q + (size_t)(row + r) * x->k;
+        scale[r] = x->scale + (size_t)(row + r) * blocks;
+    }
+    for (int b = 0; b < blocks; b++, w += BYTES_S8_BLOCK) {
+        __m256i sums[TILE];
+        for (int r = 0; r < R; r++) sums[r] = _mm256_setzero_si256();
+        for (int i = 0; i < 8; i++) {
+            const __m256i code = _mm256_loadu_si256((const __m256i *)(w + 32 * i));
+            const __m256i size = _mm256_abs_epi8(code);
+            for (int r = 0; r < R; r++) {
+                const __m256i signed_ = _mm256_sign_epi8(quad(a[r] + 4 * i), code);
+                const __m256i pairs = _mm256_maddubs_epi16(size, signed_);
+                sums[r] = _mm256_add_epi32(sums[r], _mm256_madd_epi16(pairs, one));
+            }
+        }
+        const __m256 ws = half8(w + 256);
+        for (int r = 0; r < R; r++) {
+            const __m256 s = _mm256_mul_ps(ws, _mm256_broadcast_ss(scale[r] + b));
+            out[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums[r]), s, out[r]);
+            a[r] += BLOCK;
+        }
+    }
+}
+
+INLINE void s8_five(const int R, const uint8_t *w, const Quantised *x, int row, __m256 *out) {
+    const int blocks = x->k / BLOCK;
+    __m256 total[TILE], shift[TILE];
+    const int8_t *a[TILE];
+    const float *scale[TILE], *sum[TILE];
+    for (int r = 0; r < R; r++) {
+        total[r] = shift[r] = _mm256_setzero_ps();
+        a[r] = x->q + (size_t)(row + r) * x->k;
+        scale[r] = x->scale + (size_t)(row + r) * blocks;
+        sum[r] = x->sum + (size_t)(row + r) * blocks;
+    }
+    for (int b = 0; b < blocks; b++, w += BYTES_S8_FIVE) {
+        __m256i sums[TILE];
+        for (int r = 0; r < R; r++) sums[r] = _mm256_setzero_si256();
+        for (int i = 0; i < 8; i++) {
+            const __m256i code = _mm256_loadu_si256((const __m256i *)(w + 32 * i));
+            const __m256i size = _mm256_abs_epi8(code);
+            for (int r = 0; r < R; r++) {
+                const __m256i signed_ = _mm256_sign_epi8(quad(a[r] + 4 * i), code);
+                sums[r] = _mm256_add_epi16(sums[r], _mm256_maddubs_epi16(size, signed_));
+            }
+        }
+        const __m256 ws = half8(w + 256), wo = half8(w + 272);
+        for (int r = 0; r < R; r++) {
+            const __m256 s = _mm256_mul_ps(ws, _mm256_broadcast_ss(scale[r] + b));
+            total[r] = _mm256_fmadd_ps(wide(sums[r]), s, total[r]);
+            shift[r] = _mm256_fmadd_ps(wo, _mm256_broadcast_ss(sum[r] + b), shift[r]);
+            a[r] += BLOCK;
+        }
+    }
+    for (int r = 0; r < R; r++) out[r] = _mm256_add_ps(total[r], shift[r]);
+}
+
+typedef void (*Tile)(const uint8_t *, const Quantised *, int, __m256 *);
+
+/* One function per form and number of rows, so that every loop over rows is unrolled into registers. */
+#define TILE_OF(form, R) \
+    AVX2 static void form##_##R(const uint8_t *w, const Quantised *x, int row, __m256 *out) { form(R, w, x, row, out); }
+#define TILES(form) TILE_OF(form, 1) TILE_OF(form, 2) TILE_OF(form, 3) TILE_OF(form, 4)
+TILES(u4_offset)
+TILES(u4_middle)
+TILES(s8_sixteen)
+TILES(s8_block)
+TILES(s8_five)
+#define NAMES(form) {form##_1, form##_2, form##_3, form##_4}
+static const Tile TILES_OF[FORMS][TILE] = {
+    NAMES(u4_offset), NAMES(u4_middle), NAMES(s8_sixteen), NAMES(s8_block), NAMES(s8_five),
+};
+
+INLINE const uint8_t *group_of(const Matrix *m, int group) {
+    return m->data + (size_t)group * (m->k / BLOCK) * SIZE[m->form];
+}
+
+/* Eight results of each of at most four rows from `row` on. */
+INLINE void tile(const Matrix *m, const Quantised *x, int row, int count, int group, __m256 *out) {
+    TILES_OF[m->form][count - 1](group_of(m, group), x, row, out);
+    const __m256 unscale = _mm256_set1_ps(m->unscale);
+    const __m256 bias = m->bias ? _mm256_loadu_ps(m->bias + (size_t)LANES * group) : _mm256_setzero_ps();
+    for (int r = 0; r < count; r++) out[r] = _mm256_fmadd_ps(out[r], unscale, bias);
+}
+
+/* y[row, 8 group ...] of `groups` groups for every row; stride: floats from a row of y to the next. */
+AVX2 void matmul(const Matrix *m, const Quantised *x, int rows, int group, int groups, float *y, int stride) {
+    __m256 out[TILE];
+    for (int g = group; g < group + groups; g++) {
+        const int from = LANES * g;
+        for (int row = 0; row < rows; row += TILE) {
+            const int count = rows - row < TILE ? rows - row : TILE;
+            tile(m, x, row, count, g, out);
+            for (int r = 0; r < count; r++) {
+                float *to = y + (size_t)(row + r) * stride + from;
+                if (from + LANES <= m->n) {
+                    _mm256_storeu_ps(to, out[r]);
+                } else {
+                    float last[LANES];
+                    _mm256_storeu_ps(last, out[r]);
+                    memcpy(to, last, sizeof(float) * (size_t)(m->n - from));
+                }
+            }
+        }
+    }
+}
+
+/* Block `block` of silu(gate) * up of every row, quantised. */
+AVX2 void swiglu(const Stage *stage, const Quantised *x, int rows, int block, const Quantised *y) {
+    __m256 out[TILE];
+    float half[2][TILE][BLOCK], made[BLOCK];
+    for (int row = 0; row < rows; row += TILE) {
+        const int count = rows - row < TILE ? rows - row : TILE;
+        for (int i = 0; i < 2; i++) {
+            const int group = (stage->first[i] + BLOCK * block) / LANES;
+            for (int g = 0; g < BLOCK / LANES; g++) {
+                tile(stage->matrices + i, x, row, count, group + g, out);
+                for (int r = 0; r < count; r++) _mm256_storeu_ps(half[i][r] + LANES * g, out[r]);
+            }
+        }
+        for (int r = 0; r < count; r++) {
+            silu_times(half[0][r], half[1][r], made, BLOCK);
+            quantise_row(made, y, row + r, BLOCK * block, BLOCK);
+        }
+    }
+}

@@ -1,0 +1,124 @@
+/* spec-edge's kernels for x86-64 CPUs with AVX2: what a program is made of.
+ *
+ * A program is a list of stages over buffers. Every stage is a set of tasks that may run on any thread in any order;
+ * a barrier ends it. No number depends on how many rows a run has or on which thread made it: a row's result is the same
+ * to the last bit in a run of one row and in a run of sixty-four, whatever else is in that run.
+ */
+#ifndef SPEC_EDGE_NATIVE_H
+#define SPEC_EDGE_NATIVE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(_WIN32)
+#define EXPORT __declspec(dllexport)
+#else
+#define EXPORT __attribute__((visibility("default")))
+#endif
+
+#if defined(_MSC_VER) && !defined(__clang__)
+#define AVX2
+#define INLINE static __forceinline
+#else
+#define AVX2 __attribute__((target("avx2,fma,f16c")))
+#define INLINE static inline __attribute__((always_inline)) AVX2
+#endif
+
+enum { LANES = 8, BLOCK = 32 };
+
+/* How a matrix is packed: groups of 8 rows, blocks of 32 columns; see matmul.c. */
+enum { U4_OFFSET, U4_MIDDLE, S8_SIXTEEN, S8_BLOCK, S8_FIVE, FORMS };
+enum { BYTES_U4_OFFSET = 160, BYTES_U4_MIDDLE = 144, BYTES_S8_SIXTEEN = 288, BYTES_S8_BLOCK = 272, BYTES_S8_FIVE = 288 };
+
+/* n rows (outputs) and k columns, k a multiple of 32. Results are times `unscale`, plus bias[n] where there is one. */
+typedef struct {
+    const uint8_t *data;
+    const float *bias;
+    int32_t n, k, form;
+    float unscale;
+} Matrix;
+
+/* Rows of activations as 8-bit integers: q [rows, k], and per block of 32 the scale and the scaled sum of q. */
+typedef struct {
+    int8_t *q;
+    float *scale, *sum;
+    int32_t k;
+} Quantised;
+
+/* A matrix as rows of a table: codes [n, k * bits / 8], low half first; scale, offset [n, k / block]. */
+typedef struct {
+    const uint8_t *codes;
+    const float *scale, *offset;
+    int32_t n, k, block, bits, middle;
+} Table;
+
+/* What a stage does. The buffers are numbers of the program's floats (f) or quantised activations (q); -1: none.
+ *
+ *   EMBED     f0 = rows of `table` by the ids
+ *   NORM      f0 + f1 -> f2 (sum; f1 may be none), times its inverse root mean square and gamma -> f3 and q0
+ *   QUANTISE  f0 -> q0
+ *   GATHER    the asked rows of f0 -> f1 and q0
+ *   MATMUL    q0 x matrices[0..count) -> f0, at columns[i]
+ *   SWIGLU    q0 x matrices[0] (gate) and matrices[1] (up), each from row first[i] on, width rows -> q1
+ *   ROPE      rotates q and k in f0, f1 and writes k and v (f2) into the cache of `layer`
+ *   ATTEND    f0 (queries) over the cache of `layer` -> f1 and q0
+ *   JOIN      f0 (width columns of it) -> f1 at column columns[0]
+ */
+enum { EMBED, NORM, QUANTISE, GATHER, MATMUL, SWIGLU, ROPE, ATTEND, JOIN, KINDS };
+
+typedef struct {
+    int32_t kind, count, layer, width;
+    int32_t f0, f1, f2, f3, q0, q1;
+    int32_t columns[4], first[2];
+    int32_t heads, kv_heads, dim;
+    float epsilon, scale;
+    const float *gamma, *cos, *sin;
+    Matrix matrices[4];
+    Table table;
+} Stage;
+
+typedef struct {
+    float *data;
+    int32_t width;
+    int32_t asked; /* 1: it has the asked rows only */
+} Floats;
+
+/* One run. rows: of it; asked: those of the output; before: the slot of its first row; slots: of the cache.
+ * past: key and value of each layer, [kv_heads, slots, dim]. bias [rows, slots]: 0 where a row sees a column.
+ * What the rows see is worked out first: row r sees the first prefix[r] slots, then those of seen[r * slots ...], of
+ * which there are more[r]. scores: `tables` floats per thread, for the scores of a row (slots + 8) or a normed row. */
+typedef struct {
+    const Stage *stages;
+    const Floats *floats;
+    const Quantised *quantised;
+    const int32_t *ids, *asked_rows;
+    const int64_t *positions;
+    float *const *past;
+    const float *bias;
+    float *scores;
+    int32_t *prefix, *more, *seen;
+    int32_t count, rows, asked, slots, before, tables;
+} Run;
+
+typedef struct Pool Pool;
+typedef void (*Work)(void *context, int thread);
+
+Pool *pool_new(int threads, int stages);
+void pool_free(Pool *pool);
+void pool_run(Pool *pool, Work work, void *context); /* on every thread, this one being 0; ends when all have */
+void pool_barrier(Pool *pool);
+int pool_threads(const Pool *pool);
+int pool_claim(Pool *pool, int stage, int many); /* the first of `many` tasks of a stage that nobody has */
+
+void matmul(const Matrix *m, const Quantised *x, int rows, int group, int groups, float *y, int stride);
+void swiglu(const Stage *stage, const Quantised *x, int rows, int block, const Quantised *y);
+void quantise_row(const float *x, const Quantised *y, int row, int from, int width);
+void embed_row(const Table *table, int id, float *y);
+void norm_row(const Stage *stage, const float *x, const float *y, float *sum, float *normed, int width);
+void rope_row(const Stage *stage, const Run *run, int row);
+void look(const Run *run, int row);
+void attend(const Stage *stage, const Run *run, int row, int head, float *scores);
+void silu_times(const float *gate, const float *up, float *y, int count);
+float exp_sum(float *x, int count, float highest);
+
+#endif

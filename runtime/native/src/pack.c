@@ -1,0 +1,70 @@
+/* Matrices as MatMulNBits keeps them, into the layout of matmul.c. */
+#include "native.h"
+
+#include <immintrin.h>
+#include <math.h>
+#include <string.h>
+
+enum { CENTRE4 = 8, CENTRE8 = 128 };
+
+AVX2 static uint16_t half_of(float x) {
+    return (uint16_t)_mm_extract_epi16(_mm_cvtps_ph(_mm_set_ss(x), _MM_FROUND_TO_NEAREST_INT), 0);
+}
+
+/* The largest distance of an 8-bit code from the middle. */
+EXPORT int native_reach(const uint8_t *codes, int64_t count) {
+    int low = CENTRE8, high = CENTRE8;
+    for (int64_t i = 0; i < count; i++) {
+        low = codes[i] < low ? codes[i] : low;
+        high = codes[i] > high ? codes[i] : high;
+    }
+    return CENTRE8 - low > high - CENTRE8 ? CENTRE8 - low : high - CENTRE8;
+}
+
+/* Block `b` of one row: its codes to every 8 * 4 th byte from `to` on. */
+static void row_u4(const uint8_t *codes, uint8_t *to) {
+    for (int i = 0; i < 4; i++)
+        for (int t = 0; t < 4; t++) {
+            const int low = 8 * i + t, high = low + 4;
+            const uint8_t a = (codes[low / 2] >> (4 * (low % 2))) & 15, b = (codes[high / 2] >> (4 * (high % 2))) & 15;
+            to[32 * i + t] = (uint8_t)(a | b << 4);
+        }
+}
+
+static void row_s8(const uint8_t *codes, uint8_t *to) {
+    for (int i = 0; i < 8; i++)
+        for (int t = 0; t < 4; t++) to[32 * i + t] = codes[4 * i + t] ^ CENTRE8;
+}
+
+static void put_half(uint8_t *to, int lane, float x) {
+    const uint16_t h = half_of(x);
+    memcpy(to + 2 * lane, &h, 2);
+}
+
+/* codes [n, k * bits / 8]; scale [n, k / block]; offset [k / block, n] or NULL: a weight is scale * (code - middle) +
+ * offset; both are multiplied by `times`, a power of two, before they are rounded to float16.
+ * out: (n + 7) / 8 groups of rows, zeros behind the last row. */
+AVX2 EXPORT void native_pack(int form, const uint8_t *codes, const float *scale, const float *offset, int n, int k, int block,
+                        float times, uint8_t *out) {
+    static const int size[FORMS] = {BYTES_U4_OFFSET, BYTES_U4_MIDDLE, BYTES_S8_SIXTEEN, BYTES_S8_BLOCK, BYTES_S8_FIVE};
+    const int blocks = k / BLOCK, bytes = form <= U4_MIDDLE ? BLOCK / 2 : BLOCK, per = k / block;
+    for (int row = 0; row < n; row++) {
+        const int lane = row % LANES;
+        uint8_t *to = out + (size_t)(row / LANES) * blocks * size[form];
+        const uint8_t *from = codes + (size_t)row * blocks * bytes;
+        const float *s = scale + (size_t)row * per;
+        for (int b = 0; b < blocks; b++, to += size[form], from += bytes) {
+            const int at = b * BLOCK / block;
+            if (form <= U4_MIDDLE) {
+                row_u4(from, to + 4 * lane);
+                put_half(to + 128, lane, s[at] * times);
+                if (form == U4_OFFSET) put_half(to + 144, lane, (offset[(size_t)at * n + row] - CENTRE4 * s[at]) * times);
+            } else {
+                row_s8(from, to + 4 * lane);
+                put_half(to + 256, lane, s[at] * times);
+                if (form == S8_FIVE) put_half(to + 272, lane, offset ? offset[(size_t)at * n + row] * times : 0.0f);
+                if (form == S8_SIXTEEN) put_half(to + 272, lane, s[block == BLOCK / 2 ? at + 1 : at] * times);
+            }
+        }
+    }
+}

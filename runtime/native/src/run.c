@@ -1,0 +1,156 @@
+/* Stages to tasks to threads, and what Python calls. */
+#include "native.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#if defined(_MSC_VER) && !defined(__clang__)
+#include <intrin.h>
+#endif
+
+/* Tasks a thread takes at once: a claim costs what a few hundred columns of eight rows do. */
+enum { SHARE = 3 };
+
+typedef struct {
+    Pool *pool;
+    const Run *run;
+} Job;
+
+static float *at(const Run *run, int buffer, int row) {
+    if (buffer < 0) return NULL;
+    return run->floats[buffer].data + (size_t)row * run->floats[buffer].width;
+}
+
+static int groups(const Stage *stage) {
+    int total = 0;
+    for (int i = 0; i < stage->count; i++) total += (stage->matrices[i].n + LANES - 1) / LANES;
+    return total;
+}
+
+static int rows_of(const Run *run, const Stage *stage) {
+    return run->floats[stage->f0].asked ? run->asked : run->rows;
+}
+
+static int tasks(const Run *run, const Stage *stage) {
+    switch (stage->kind) {
+    case MATMUL: return groups(stage);
+    case SWIGLU: return stage->width / BLOCK;
+    case ATTEND: return run->rows * stage->heads;
+    case GATHER: return run->asked;
+    default: return run->rows;
+    }
+}
+
+static void multiply(const Run *run, const Stage *stage, int from, int until) {
+    const Quantised *x = run->quantised + stage->q0;
+    const Floats *y = run->floats + stage->f0;
+    for (int i = 0, base = 0; i < stage->count && base < until; i++) {
+        const Matrix *m = stage->matrices + i;
+        const int size = (m->n + LANES - 1) / LANES;
+        const int first = from > base ? from - base : 0, last = until - base < size ? until - base : size;
+        if (first < last) matmul(m, x, rows_of(run, stage), first, last - first, y->data + stage->columns[i], y->width);
+        base += size;
+    }
+}
+
+static void norm(const Run *run, const Stage *stage, int row, float *spare) {
+    const int width = run->floats[stage->f0].width;
+    float *normed = stage->f3 >= 0 ? at(run, stage->f3, row) : spare;
+    norm_row(stage, at(run, stage->f0, row), at(run, stage->f1, row), at(run, stage->f2, row), normed, width);
+    if (stage->q0 >= 0) quantise_row(normed, run->quantised + stage->q0, row, 0, width);
+}
+
+static void gather(const Run *run, const Stage *stage, int row) {
+    const int width = run->floats[stage->f0].width;
+    const float *x = at(run, stage->f0, run->asked_rows[row]);
+    if (stage->f1 >= 0) memcpy(at(run, stage->f1, row), x, sizeof(float) * (size_t)width);
+    if (stage->q0 >= 0) quantise_row(x, run->quantised + stage->q0, row, 0, width);
+}
+
+static void join(const Run *run, const Stage *stage, int row) {
+    const float *x = at(run, stage->f0, row);
+    memcpy(at(run, stage->f1, row) + stage->columns[0], x, sizeof(float) * (size_t)stage->width);
+}
+
+static void task(const Run *run, const Stage *stage, int i, float *spare) {
+    switch (stage->kind) {
+    case EMBED: embed_row(&stage->table, run->ids[i], at(run, stage->f0, i)); break;
+    case NORM: norm(run, stage, i, spare); break;
+    case QUANTISE: quantise_row(at(run, stage->f0, i), run->quantised + stage->q0, i, 0, run->floats[stage->f0].width); break;
+    case GATHER: gather(run, stage, i); break;
+    case SWIGLU: swiglu(stage, run->quantised + stage->q0, run->rows, i, run->quantised + stage->q1); break;
+    case ROPE: rope_row(stage, run, i); break;
+    case ATTEND: attend(stage, run, i / stage->heads, i % stage->heads, spare); break;
+    default: join(run, stage, i); break;
+    }
+}
+
+static void work(void *context, int thread) {
+    const Job *job = context;
+    const Run *run = job->run;
+    float *spare = run->scores + (size_t)thread * run->tables;
+    const int threads = pool_threads(job->pool);
+    for (int s = -1; s < run->count; s++) {
+        const Stage *stage = s < 0 ? NULL : run->stages + s;
+        const int total = stage ? tasks(run, stage) : run->rows;
+        const int many = total < threads * SHARE ? 1 : (total + threads * SHARE - 1) / (threads * SHARE);
+        for (;;) {
+            const int from = pool_claim(job->pool, s + 1, many);
+            if (from >= total) break;
+            const int until = from + many < total ? from + many : total;
+            if (!stage) {
+                for (int i = from; i < until; i++) look(run, i);
+            } else if (stage->kind == MATMUL) {
+                multiply(run, stage, from, until);
+            } else {
+                for (int i = from; i < until; i++) task(run, stage, i, spare);
+            }
+        }
+        pool_barrier(job->pool);
+    }
+}
+
+EXPORT Pool *native_pool(int threads, int stages) { return pool_new(threads, stages + 1); }
+
+EXPORT void native_free(Pool *pool) { pool_free(pool); }
+
+EXPORT int native_threads(const Pool *pool) { return pool_threads(pool); }
+
+EXPORT void native_run(Pool *pool, const Run *run) {
+    Job job = {pool, run};
+    pool_run(pool, work, &job);
+}
+
+/* y [rows, stride] = x times m, on this thread: for tests and measurements of one kernel. */
+EXPORT void native_product(const Matrix *m, const Quantised *x, int rows, float *y, int stride) {
+    matmul(m, x, rows, 0, (m->n + LANES - 1) / LANES, y, stride);
+}
+
+/* x [rows, k] as 8-bit blocks, by the same functions as a program's. */
+EXPORT void native_quantise(const float *x, const Quantised *y, int rows) {
+    for (int i = 0; i < rows; i++) quantise_row(x + (size_t)i * y->k, y, i, 0, y->k);
+}
+
+/* Bytes of Run, Stage, Matrix, Table, Floats, Quantised: what Python's mirror of them must agree with. */
+EXPORT void native_sizes(int32_t *sizes) {
+    const size_t all[] = {sizeof(Run), sizeof(Stage), sizeof(Matrix), sizeof(Table), sizeof(Floats), sizeof(Quantised)};
+    for (int i = 0; i < 6; i++) sizes[i] = (int32_t)all[i];
+}
+
+/* 1 where this processor and its system have AVX2, FMA and F16C. */
+EXPORT int native_supported(void) {
+#if defined(_MSC_VER) && !defined(__clang__)
+    int info[4];
+    __cpuid(info, 1);
+    const int both = (1 << 12) | (1 << 27) | (1 << 29);
+    if ((info[2] & both) != both || (_xgetbv(0) & 6) != 6) return 0;
+    __cpuidex(info, 7, 0);
+    return (info[1] >> 5) & 1;
+#else
+    __builtin_cpu_init();
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+#endif
+}
+
+/* What setuptools expects of an extension; Python itself never imports this library. */
+EXPORT void *PyInit__kernels(void) { return NULL; }

@@ -1,0 +1,144 @@
+"""The native kernels one by one against numpy in float64."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spec_edge.runtime.native import pack as packing
+from spec_edge.runtime.native.library import library
+from spec_edge.runtime.native.mirror import MATMUL, S8_BLOCK, S8_FIVE, S8_SIXTEEN, U4_MIDDLE, U4_OFFSET, Quantised
+from spec_edge.runtime.native.program import Linear, Program, Step
+from spec_edge.runtime.native.translate import Untranslatable
+
+pytestmark = pytest.mark.usefixtures("native_kernels")
+
+Case = tuple[int, int, int, bool]
+"""bits, block, farthest code from the middle, offset."""
+
+CASES: dict[int, Case] = {
+    U4_OFFSET: (4, 32, 8, True),
+    U4_MIDDLE: (4, 32, 8, False),
+    S8_SIXTEEN: (8, 16, 32, False),
+    S8_BLOCK: (8, 32, 128, False),
+    S8_FIVE: (8, 32, 16, True),
+}
+
+
+def half(rng: np.random.Generator, low: float, high: float, *shape: int) -> np.ndarray:
+    return rng.uniform(low, high, shape).astype(np.float16).astype(np.float32)
+
+
+def matrix(case: Case, n: int, k: int, seed: int, bias: bool = False) -> tuple[Any, Any, np.ndarray]:
+    """(its constants, what packing made of it, its values [n, k]); scales are float16 ones."""
+    bits, block, reach, offset = case
+    rng, middle = np.random.default_rng(seed), 1 << (bits - 1)
+    top = min(middle + reach, (1 << bits) - 1)
+    q = rng.integers(middle - reach, top + 1, (n, k // block, block)).astype(np.uint8)
+    q[0, 0, :2] = middle - reach, top
+    constants = {"codes": q, "scale": half(rng, 1e-4, 3e-4, n, k // block)}
+    values = (q.astype(np.float64) - middle) * constants["scale"][..., None]
+    if offset:
+        # what the kernel keeps of a 4-bit matrix is the value of code 0, which is float16 in the files
+        zero = half(rng, -1e-3, 1e-3, n, k // block)
+        shift = zero + middle * constants["scale"] if bits == 4 else zero
+        constants["offset"] = np.ascontiguousarray(shift.T.astype(np.float32))
+        values += constants["offset"].T.astype(np.float64)[..., None]
+    if bits == 4:
+        constants["codes"] = q[..., 0::2] | q[..., 1::2] << 4
+    linear = Linear(n, k, bits, block, "codes", "scale", "offset" if offset else "")
+    if bias:
+        constants["bias"], linear.bias = rng.normal(0, 1, n).astype(np.float32), "bias"
+    packed = packing.pack(Program([Step(MATMUL, [0], [0], matrices=[linear])]), constants)
+    return constants, packed, values.reshape(n, k)
+
+
+def quantised(x: np.ndarray) -> tuple[Quantised, tuple[np.ndarray, ...]]:
+    rows, k = x.shape
+    parts = (np.zeros((rows, k), np.int8), *(np.zeros((rows, k // 32), np.float32) for _ in range(2)))
+    made = Quantised(*(p.ctypes.data for p in parts), k)
+    made.parts = parts  # what it points at
+    library().native_quantise(np.ascontiguousarray(x).ctypes.data, ctypes.byref(made), rows)
+    return made, parts
+
+
+def product(packed: Any, x: Quantised, rows: int, n: int) -> np.ndarray:
+    y = np.full((rows, n + 3), np.nan, np.float32)
+    (m,) = packed.matrices.values()
+    library().native_product(ctypes.byref(m), ctypes.byref(x), rows, y.ctypes.data, n + 3)
+    assert np.isnan(y[:, n:]).all()  # nothing is written past a row's end
+    return y[:, :n]
+
+
+@settings(max_examples=60)
+@given(
+    form=st.sampled_from(sorted(CASES)),
+    rows=st.integers(1, 9),
+    n=st.integers(1, 40),
+    blocks=st.integers(1, 9),
+    seed=st.integers(0, 99),
+    bias=st.booleans(),
+)
+def test_products_are_those_of_the_values(form: int, rows: int, n: int, blocks: int, seed: int, bias: bool) -> None:
+    constants, packed, values = matrix(CASES[form], n, 32 * blocks, seed, bias)
+    assert [m.form for m in packed.matrices.values()] == [form]
+    x = np.random.default_rng(seed).normal(0, 2, (rows, 32 * blocks)).astype(np.float32)
+    made, (q, scale, _) = quantised(x)
+    exact = q.reshape(rows, -1, 32) * scale[..., None].astype(np.float64)
+    want = exact.reshape(rows, -1) @ values.T + (constants["bias"] if bias else 0)
+    room = 1e-6 * (np.abs(exact).reshape(rows, -1) @ np.abs(values).T) + 1e-6
+    assert (np.abs(product(packed, made, rows, n) - want) <= 4 * room).all()
+
+
+@pytest.mark.parametrize("form", sorted(CASES))
+def test_a_row_is_the_same_in_every_company(form: int) -> None:
+    _, packed, _ = matrix(CASES[form], 24, 96, 3)
+    x = np.random.default_rng(1).normal(0, 1, (11, 96)).astype(np.float32)
+    together = product(packed, quantised(x)[0], 11, 24)
+    for row in range(11):
+        made, _parts = quantised(x[row : row + 1])
+        np.testing.assert_array_equal(product(packed, made, 1, 24)[0], together[row])
+
+
+@pytest.mark.parametrize("form", sorted(CASES))
+def test_the_largest_codes_and_activations_do_not_overflow(form: int) -> None:
+    bits, block, reach, offset = CASES[form]
+    middle, k = 1 << (bits - 1), 64
+    for code in (max(middle - reach, 0), min(middle + reach, (1 << bits) - 1)):
+        q = np.full((8, k // block, block), code, np.uint8)
+        constants = {"codes": q if bits == 8 else q[..., 0::2] | q[..., 1::2] << 4}
+        constants["scale"] = np.ones((8, k // block), np.float32)
+        if offset:
+            constants["offset"] = np.zeros((k // block, 8), np.float32)
+        if form == S8_BLOCK:
+            constants["codes"][0, 0, 0] = 0  # so that packing sees the whole range
+        linear = Linear(8, k, bits, block, "codes", "scale", "offset" if offset else "")
+        packed = packing.pack(Program([Step(MATMUL, [0], [0], matrices=[linear])]), constants)
+        for sign in (-1.0, 1.0):
+            got = product(packed, quantised(np.full((2, k), sign, np.float32))[0], 2, 8)[:, 1:]
+            np.testing.assert_allclose(got, sign * k * (code - middle), rtol=1e-5)
+
+
+def test_codes_that_no_kernel_takes_are_refused() -> None:
+    with pytest.raises(Untranslatable, match="reach 128"):
+        matrix((8, 16, 128, False), 8, 32, 0)
+    with pytest.raises(Untranslatable, match="reach 100"):
+        matrix((8, 32, 100, True), 8, 32, 0)
+
+
+@given(st.lists(st.floats(-1e4, 1e4, width=32), min_size=32, max_size=32))
+def test_quantising_keeps_a_block_within_half_a_step(numbers: list[float]) -> None:
+    x = np.array([numbers], np.float32)
+    _, (q, scale, total) = quantised(x)
+    assert np.abs(q * scale - x).max() <= 0.5001 * scale[0, 0] + 1e-30
+    np.testing.assert_allclose(total[0, 0], scale[0, 0] * q.astype(np.int64).sum(), rtol=1e-6)
+
+
+def test_a_block_of_zeros_is_zeros() -> None:
+    _, parts = quantised(np.zeros((1, 32), np.float32))
+    assert not any(part.any() for part in parts)
