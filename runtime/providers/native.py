@@ -40,7 +40,7 @@ def open_job(job: Job) -> NativeOpened:
 PROVIDER = Provider(
     name=NAME,
     device="cpu",
-    symbolic=False,
+    symbolic=True,
     install="reinstall spec-edge where a C compiler is at hand",
     find=find_here,
     open=open_job,
