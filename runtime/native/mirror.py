@@ -7,7 +7,7 @@ from ctypes import POINTER, Structure, c_float, c_int32, c_void_p
 EMBED, NORM, QUANTISE, GATHER, MATMUL, SWIGLU, ROPE, ATTEND, JOIN = range(9)
 """What a stage does."""
 
-U4_OFFSET, U4_MIDDLE, S8_SIXTEEN, S8_BLOCK, S8_FIVE = range(5)
+U4_OFFSET, U4_MIDDLE, S6_SIXTEEN, S8_BLOCK, S8_FIVE = range(5)
 """How a matrix is packed."""
 
 MOST = 4

@@ -16,15 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spec_edge.runtime.native.library import library
-from spec_edge.runtime.native.mirror import MATMUL, S8_BLOCK, S8_FIVE, S8_SIXTEEN, SWIGLU, U4_MIDDLE, U4_OFFSET, Matrix
+from spec_edge.runtime.native.mirror import MATMUL, S8_BLOCK, S8_FIVE, S6_SIXTEEN, SWIGLU, U4_MIDDLE, U4_OFFSET, Matrix
 from spec_edge.runtime.native.program import Linear, Program
 from spec_edge.runtime.native.translate import BLOCK, LANES, Untranslatable
 
-SIZES = {U4_OFFSET: 160, U4_MIDDLE: 144, S8_SIXTEEN: 288, S8_BLOCK: 272, S8_FIVE: 288}
+SIZES = {U4_OFFSET: 160, U4_MIDDLE: 144, S6_SIXTEEN: 224, S8_BLOCK: 272, S8_FIVE: 288}
 """Bytes of a block of 8 rows."""
 
 FIVE, SIX = 16, 32
-"""Farthest codes of 5- and 6-bit types from their middle."""
+"""Codes of 5- and 6-bit types lie within [middle - n, middle + n)."""
 
 TOP = 13
 """The largest scale of a matrix lies below 2 ** (TOP + 1); float16 ends at 65504."""
@@ -75,7 +75,7 @@ def _form(m: Linear, codes: NDArray[np.uint8]) -> int:
         return S8_FIVE
     if m.offset or (m.block < BLOCK and reach > SIX):
         raise Untranslatable(f"'{m.codes}': its 8-bit codes reach {reach}, which no kernel takes here")
-    return S8_SIXTEEN if m.block < BLOCK else S8_BLOCK
+    return S6_SIXTEEN if m.block < BLOCK else S8_BLOCK
 
 
 def _bytes(m: Linear, form: int) -> int:

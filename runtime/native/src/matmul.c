@@ -6,7 +6,8 @@
  *   U4_OFFSET   128 bytes: vector i holds quads 2i (low halves) and 2i+1 (high halves); 8 float16 scales; 8 float16
  *               offsets. A weight is scale * code + offset.
  *   U4_MIDDLE   the same without offsets. A weight is scale * (code - 8).
- *   S8_SIXTEEN  256 bytes of codes within -32..32; 2 x 8 float16 scales, of 16 columns each.
+ *   S6_SIXTEEN  128 bytes with the low halves of 6-bit codes, as above; 64 bytes with their high two bits: vector h holds
+ *               those of quads 4h..4h+3, lowest first; 2 x 8 float16 scales, of 16 columns each. scale * (code - 32).
  *   S8_BLOCK    256 bytes of codes; 8 float16 scales.
  *   S8_FIVE     256 bytes of codes within -16..16; 8 float16 scales; 8 float16 offsets.
  *
@@ -20,7 +21,7 @@
 
 enum { TILE = 4, AHEAD = 3072 };
 
-static const int SIZE[FORMS] = {BYTES_U4_OFFSET, BYTES_U4_MIDDLE, BYTES_S8_SIXTEEN, BYTES_S8_BLOCK, BYTES_S8_FIVE};
+static const int SIZE[FORMS] = {BYTES_U4_OFFSET, BYTES_U4_MIDDLE, BYTES_S6_SIXTEEN, BYTES_S8_BLOCK, BYTES_S8_FIVE};
 
 /* Keeps a value in its register, so that sums are built one after the other and not all at the end: compilers reorder them
  * into a tree that needs more registers than there are. */
@@ -115,7 +116,21 @@ INLINE void u4_middle(const int R, const uint8_t *w, const Quantised *x, int row
     for (int r = 0; r < R; r++) out[r] = _mm256_fnmadd_ps(shift[r], _mm256_set1_ps(8.0f), total[r]);
 }
 
-INLINE void s8_sixteen(const int R, const uint8_t *w, const Quantised *x, int row, __m256 *out) {
+/* The four quads of half `h` of a block, signed. */
+INLINE void six_bits(const uint8_t *w, int h, __m256i *codes) {
+    const __m256i low = _mm256_set1_epi8(15), top = _mm256_set1_epi8(48), middle = _mm256_set1_epi8(32);
+    const __m256i a = _mm256_loadu_si256((const __m256i *)(w + 64 * h));
+    const __m256i b = _mm256_loadu_si256((const __m256i *)(w + 64 * h + 32));
+    const __m256i high = _mm256_loadu_si256((const __m256i *)(w + 128 + 32 * h));
+    const __m256i lows[4] = {a, _mm256_srli_epi16(a, 4), b, _mm256_srli_epi16(b, 4)};
+    const __m256i tops[4] = {_mm256_slli_epi16(high, 4), _mm256_slli_epi16(high, 2), high, _mm256_srli_epi16(high, 2)};
+    for (int i = 0; i < 4; i++) {
+        const __m256i code = _mm256_or_si256(_mm256_and_si256(lows[i], low), _mm256_and_si256(tops[i], top));
+        codes[i] = _mm256_sub_epi8(code, middle);
+    }
+}
+
+INLINE void s6_sixteen(const int R, const uint8_t *w, const Quantised *x, int row, __m256 *out) {
     const int blocks = x->k / BLOCK;
     __m256 first[TILE], second[TILE];
     const int8_t *a[TILE];
@@ -125,21 +140,22 @@ INLINE void s8_sixteen(const int R, const uint8_t *w, const Quantised *x, int ro
         a[r] = x->q + (size_t)(row + r) * x->k;
         scale[r] = x->scale + (size_t)(row + r) * blocks;
     }
-    for (int b = 0; b < blocks; b++, w += BYTES_S8_SIXTEEN) {
-        ask_ahead(w, BYTES_S8_SIXTEEN);
+    for (int b = 0; b < blocks; b++, w += BYTES_S6_SIXTEEN) {
+        ask_ahead(w, BYTES_S6_SIXTEEN);
         for (int h = 0; h < 2; h++) {
             __m256i sums[TILE];
             for (int r = 0; r < R; r++) sums[r] = _mm256_setzero_si256();
+            __m256i codes[4];
+            six_bits(w, h, codes);
             for (int i = 0; i < 4; i++) {
-                const __m256i code = _mm256_loadu_si256((const __m256i *)(w + 128 * h + 32 * i));
-                const __m256i size = _mm256_abs_epi8(code);
+                const __m256i size = _mm256_abs_epi8(codes[i]);
                 for (int r = 0; r < R; r++) {
-                    const __m256i signed_ = _mm256_sign_epi8(quad(a[r] + 16 * h + 4 * i), code);
+                    const __m256i signed_ = _mm256_sign_epi8(quad(a[r] + 16 * h + 4 * i), codes[i]);
                     sums[r] = _mm256_add_epi16(sums[r], _mm256_maddubs_epi16(size, signed_));
                     PIN(sums[r]);
                 }
             }
-            const __m256 ws = half8(w + 256 + 16 * h);
+            const __m256 ws = half8(w + 192 + 16 * h);
             for (int r = 0; r < R; r++) {
                 const __m256 s = _mm256_mul_ps(ws, _mm256_broadcast_ss(scale[r] + b));
                 __m256 *to = h ? second : first;
@@ -227,12 +243,12 @@ typedef void (*Tile)(const uint8_t *, const Quantised *, int, __m256 *);
 #define TILES(form) TILE_OF(form, 1) TILE_OF(form, 2) TILE_OF(form, 3) TILE_OF(form, 4)
 TILES(u4_offset)
 TILES(u4_middle)
-TILES(s8_sixteen)
+TILES(s6_sixteen)
 TILES(s8_block)
 TILES(s8_five)
 #define NAMES(form) {form##_1, form##_2, form##_3, form##_4}
 static const Tile TILES_OF[FORMS][TILE] = {
-    NAMES(u4_offset), NAMES(u4_middle), NAMES(s8_sixteen), NAMES(s8_block), NAMES(s8_five),
+    NAMES(u4_offset), NAMES(u4_middle), NAMES(s6_sixteen), NAMES(s8_block), NAMES(s8_five),
 };
 
 INLINE const uint8_t *group_of(const Matrix *m, int group) {

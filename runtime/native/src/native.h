@@ -27,8 +27,8 @@
 enum { LANES = 8, BLOCK = 32 };
 
 /* How a matrix is packed: groups of 8 rows, blocks of 32 columns; see matmul.c. */
-enum { U4_OFFSET, U4_MIDDLE, S8_SIXTEEN, S8_BLOCK, S8_FIVE, FORMS };
-enum { BYTES_U4_OFFSET = 160, BYTES_U4_MIDDLE = 144, BYTES_S8_SIXTEEN = 288, BYTES_S8_BLOCK = 272, BYTES_S8_FIVE = 288 };
+enum { U4_OFFSET, U4_MIDDLE, S6_SIXTEEN, S8_BLOCK, S8_FIVE, FORMS };
+enum { BYTES_U4_OFFSET = 160, BYTES_U4_MIDDLE = 144, BYTES_S6_SIXTEEN = 224, BYTES_S8_BLOCK = 272, BYTES_S8_FIVE = 288 };
 
 /* n rows (outputs) and k columns, k a multiple of 32. Results are times `unscale`, plus bias[n] where there is one. */
 typedef struct {

@@ -11,14 +11,14 @@ AVX2 static uint16_t half_of(float x) {
     return (uint16_t)_mm_extract_epi16(_mm_cvtps_ph(_mm_set_ss(x), _MM_FROUND_TO_NEAREST_INT), 0);
 }
 
-/* The largest distance of an 8-bit code from the middle. */
+/* The least n for which every 8-bit code lies within [middle - n, middle + n). */
 EXPORT int native_reach(const uint8_t *codes, int64_t count) {
     int low = CENTRE8, high = CENTRE8;
     for (int64_t i = 0; i < count; i++) {
         low = codes[i] < low ? codes[i] : low;
         high = codes[i] > high ? codes[i] : high;
     }
-    return CENTRE8 - low > high - CENTRE8 ? CENTRE8 - low : high - CENTRE8;
+    return CENTRE8 - low > high - CENTRE8 + 1 ? CENTRE8 - low : high - CENTRE8 + 1;
 }
 
 /* Block `b` of one row: its codes to every 8 * 4 th byte from `to` on. */
@@ -36,6 +36,16 @@ static void row_s8(const uint8_t *codes, uint8_t *to) {
         for (int t = 0; t < 4; t++) to[32 * i + t] = codes[4 * i + t] ^ CENTRE8;
 }
 
+static void row_s6(const uint8_t *codes, uint8_t *to) {
+    for (int i = 0; i < 8; i++)
+        for (int t = 0; t < 4; t++) {
+            const int code = codes[4 * i + t] - CENTRE8 + 32;
+            uint8_t *low = to + 32 * (i / 2) + t, *high = to + 128 + 32 * (i / 4) + t;
+            *low = (uint8_t)(i % 2 ? *low | (code & 15) << 4 : code & 15);
+            *high = (uint8_t)(i % 4 ? *high | (code >> 4) << (2 * (i % 4)) : code >> 4);
+        }
+}
+
 static void put_half(uint8_t *to, int lane, float x) {
     const uint16_t h = half_of(x);
     memcpy(to + 2 * lane, &h, 2);
@@ -46,7 +56,7 @@ static void put_half(uint8_t *to, int lane, float x) {
  * out: (n + 7) / 8 groups of rows, zeros behind the last row. */
 AVX2 EXPORT void native_pack(int form, const uint8_t *codes, const float *scale, const float *offset, int n, int k, int block,
                         float times, uint8_t *out) {
-    static const int size[FORMS] = {BYTES_U4_OFFSET, BYTES_U4_MIDDLE, BYTES_S8_SIXTEEN, BYTES_S8_BLOCK, BYTES_S8_FIVE};
+    static const int size[FORMS] = {BYTES_U4_OFFSET, BYTES_U4_MIDDLE, BYTES_S6_SIXTEEN, BYTES_S8_BLOCK, BYTES_S8_FIVE};
     const int blocks = k / BLOCK, bytes = form <= U4_MIDDLE ? BLOCK / 2 : BLOCK, per = k / block;
     for (int row = 0; row < n; row++) {
         const int lane = row % LANES;
@@ -59,11 +69,14 @@ AVX2 EXPORT void native_pack(int form, const uint8_t *codes, const float *scale,
                 row_u4(from, to + 4 * lane);
                 put_half(to + 128, lane, s[at] * times);
                 if (form == U4_OFFSET) put_half(to + 144, lane, (offset[(size_t)at * n + row] - CENTRE4 * s[at]) * times);
+            } else if (form == S6_SIXTEEN) {
+                row_s6(from, to + 4 * lane);
+                put_half(to + 192, lane, s[at] * times);
+                put_half(to + 208, lane, s[block == BLOCK / 2 ? at + 1 : at] * times);
             } else {
                 row_s8(from, to + 4 * lane);
                 put_half(to + 256, lane, s[at] * times);
                 if (form == S8_FIVE) put_half(to + 272, lane, offset ? offset[(size_t)at * n + row] * times : 0.0f);
-                if (form == S8_SIXTEEN) put_half(to + 272, lane, s[block == BLOCK / 2 ? at + 1 : at] * times);
             }
         }
     }
