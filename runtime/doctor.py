@@ -18,9 +18,13 @@ from spec_edge.runtime.bundle import Bundle, open_bundle
 from spec_edge.runtime.compiled_store import Entry, clear, entries, store_folder
 from spec_edge.runtime.known_bad import known_bad
 from spec_edge.runtime.onnx_nodes import nodes_of, operations
+from spec_edge.runtime.providers import provider as providers
+from spec_edge.runtime.providers.opening import unsuited
 from spec_edge.runtime.remembered import folder_of, forget_all
 from spec_edge.runtime.smoke import SMOKE
 from spec_edge.targets.target import Target, recorded, targets
+
+NOTHING: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True)
@@ -108,15 +112,16 @@ def forget() -> tuple[int, int]:
     return clear(), forget_all(folder_of(SMOKE))
 
 
-def runs(profile: Target, found: Mapping[str, Provider]) -> Runs:
-    """The first provider of the target's chain that is ready, and why those before it are not."""
+def runs(profile: Target, found: Mapping[str, Provider], unsuited: Mapping[str, str] = NOTHING) -> Runs:
+    """The first provider of the target's chain that is ready, and why those before it are not. unsuited: why some are
+    not for a bundle."""
     before: dict[str, str] = {}
     chain = tuple(provider.name for provider in profile.providers)
     for name in chain:
         state = found.get(name)
-        if state is not None and state.state == "ready":
+        if state is not None and state.state == "ready" and not unsuited.get(name):
             return Runs(profile.name, chain, name, before)
-        before[name] = "it is unknown here" if state is None else state.reason
+        before[name] = "it is unknown here" if state is None else state.reason or unsuited.get(name, "")
     return Runs(profile.name, chain, "", before, profile.refuses)
 
 
@@ -133,5 +138,7 @@ def _bundle(bundle: Bundle, found: Mapping[str, Provider], kept: Sequence[Entry]
         cost = sum(operations(graph, nodes).values())
         graphs.append(Graph(graph.name, len(nodes.nodes), cost, by_graph.get(graph.file.sha256, {})))
     total = sum(size for graph in graphs for size in graph.compiled.values())
-    runs_here = runs(recorded(facts.target), found)
+    profile = recorded(facts.target)
+    chain = [providers.provider(p.name) for p in profile.providers]
+    runs_here = runs(profile, found, {on.name: unsuited(bundle, on, "target") for on in chain})
     return BundleFacts(str(bundle.folder), facts.model.name, facts.precision, runs_here, tuple(graphs), total)

@@ -34,7 +34,7 @@ class Tensor:
         return prod(self.shape) * np.dtype(self.dtype).itemsize
 
     def array(self, file: NDArray[np.uint8]) -> NDArray[np.generic]:
-        """A view of it in the bytes of the weights file, or of the graph. ValueError: it is not as long as its shape."""
+        """A view of it in the bytes of the weights file, or of the graph. ValueError: it is another length."""
         data: NDArray[np.uint8] | bytes = self.inline
         if self.offset is not None:
             data = file[self.offset : self.offset + self.bytes]

@@ -24,7 +24,7 @@ from spec_edge.runtime.placement import Place
 from spec_edge.runtime.protocols import Session
 from spec_edge.runtime.providers import provider as providers
 from spec_edge.runtime.providers.checks import guarded
-from spec_edge.runtime.providers.opening import job
+from spec_edge.runtime.providers.opening import job, unsuited
 from spec_edge.runtime.providers.provider import Found, Job, Opened, Opener, Provider, ProviderFailed
 from spec_edge.runtime.sessions import choose
 from spec_edge.runtime.sessions.chain import Candidate, Chain, Closable, Say
@@ -121,7 +121,9 @@ class Placer:
 
     def _suited(self, chain: Sequence[Step], network: str) -> list[Step]:
         """Without the providers that this network's graphs are not for, unless one was asked for."""
-        return [s for s in chain if s.name == self._wish.provider or _suits(s, network)] or list(chain)
+        asked = self._wish.provider
+        kept = [s for s in chain if s.name == asked or not unsuited(s.bundle, providers.provider(s.name), network)]
+        return kept or list(chain)
 
     def _candidate(self, step: Step, network: str, make: Callable[[Step, Place, Opener], T]) -> Candidate[T]:
         def open_() -> T:
@@ -200,15 +202,6 @@ def _form(step: Step) -> str:
         return choose.form(step.bundle, providers.provider(step.name))
     except SpecError:
         return ""
-
-
-def _suits(step: Step, network: str) -> bool:
-    """Whether the provider is for this network's graphs; True where only opening them tells."""
-    on = providers.provider(step.name)
-    if on.suits is None:
-        return True
-    graphs = [graph for graph in step.bundle.graphs(network, "step") if graph.lowering == "fused"]
-    return bool(graphs) and not any(on.suits(job(step.bundle, graph)) for graph in graphs)
 
 
 def _sizes(step: Step) -> tuple[int, int] | None:

@@ -1,4 +1,4 @@
-"""CPU: spec-edge's own kernels where they have a form for the bundle and the processor, ONNX Runtime's for everything."""
+"""CPU: spec-edge's own kernels where they have a form for bundle and processor, ONNX Runtime's for everything else."""
 
 from __future__ import annotations
 

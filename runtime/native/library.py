@@ -53,7 +53,7 @@ def _declare(found: ctypes.CDLL) -> None:
     found.native_free.restype = None
     found.native_free.argtypes = [pointer]
     found.native_threads.argtypes = [pointer]
-    found.native_run.restype = None
+    found.native_run.restype = number
     found.native_run.argtypes = [pointer, ctypes.POINTER(Run)]
     found.native_product.restype = None
     found.native_product.argtypes = [ctypes.POINTER(Matrix), ctypes.POINTER(Quantised), number, pointer, number]

@@ -96,6 +96,8 @@ class Run(Structure):
         ("slots", c_int32),
         ("before", c_int32),
         ("tables", c_int32),
+        ("vocabulary", c_int32),
+        ("positions_known", c_int32),
     ]
 
 

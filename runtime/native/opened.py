@@ -19,12 +19,16 @@ from spec_edge.runtime.native.library import library
 from spec_edge.runtime.native.mirror import MOST, NONE, Floats, Matrix, Quantised, Run, Stage, Table
 from spec_edge.runtime.native.pack import key, pack
 from spec_edge.runtime.native.program import Program, Step, names
-from spec_edge.runtime.native.translate import BLOCK, Untranslatable, translate
+from spec_edge.runtime.native.state import BLOCK, Untranslatable
+from spec_edge.runtime.native.translate import translate
 from spec_edge.runtime.onnx_nodes import nodes_of
 from spec_edge.runtime.onnx_tensors import Tensor, tensors_of
 from spec_edge.runtime.providers.provider import Array, ProviderFailed
 
 NAME = "native"
+WRONG = {1: "token", 2: "position", 3: "row", 4: "place in the cache"}
+"""What native_run says, in words."""
+
 SPARE = 8
 """Numbers behind a row of scores, for a last vector."""
 
@@ -73,7 +77,9 @@ class NativeOpened:
 
     def _prepare(self, tensors: Mapping[str, Tensor], weights: Path) -> Any:
         """The stages with their constants in memory: matrices packed, small ones copied, tables left in the file."""
-        tables = {n for s in self._program.steps if s.table for n in (s.table.codes, s.table.scale, s.table.offset) if n}
+        tables = {
+            n for s in self._program.steps if s.table for n in (s.table.codes, s.table.scale, s.table.offset) if n
+        }
         wanted = set(names(self._program))
         self._file = np.memmap(weights, np.uint8, "r")
         kept = {name: np.asarray(tensors[name].array(self._file)) for name in tables}
@@ -93,12 +99,13 @@ class NativeOpened:
     def _fill(self, stage: Stage, step: Step) -> None:
         f, q = (*step.f, *[NONE] * (4 - len(step.f))), (*step.q, *[NONE] * (2 - len(step.q)))
         columns = step.columns or tuple(m.column for m in step.matrices)
-        stage.kind, stage.count, stage.layer, stage.width = step.kind, len(step.matrices), step.layer, step.width
+        stage.kind, stage.count, stage.width = step.kind, len(step.matrices), step.width
         stage.f0, stage.f1, stage.f2, stage.f3 = f
         stage.q0, stage.q1 = q
         stage.columns = (*columns, *[0] * (MOST - len(columns)))
         stage.first = step.first
-        stage.heads, stage.kv_heads, stage.dim = step.heads, step.kv_heads, step.dim
+        if (of := step.heads) is not None:
+            stage.layer, stage.heads, stage.kv_heads, stage.dim = of.layer, of.heads, of.kv_heads, of.dim
         stage.epsilon, stage.scale = step.epsilon, step.scale
         for field in ("gamma", "cos", "sin"):
             if name := getattr(step, field):
@@ -106,7 +113,9 @@ class NativeOpened:
         matrices = [self._packed.matrices[key(m)] for m in step.matrices]
         stage.matrices = (Matrix * MOST)(*matrices)
         if (table := step.table) is not None:
-            places = [self._kept[name].ctypes.data if name else None for name in (table.codes, table.scale, table.offset)]
+            places = [
+                self._kept[name].ctypes.data if name else None for name in (table.codes, table.scale, table.offset)
+            ]
             n, columns_ = self._kept[table.codes].shape
             middle = 1 << (table.bits - 1)
             stage.table = Table(*places, n, columns_ * 8 // table.bits, table.block, table.bits, middle)
@@ -154,7 +163,7 @@ class _Bound:
     def __init__(
         self, opened: NativeOpened, inputs: Mapping[str, Array], outputs: Mapping[str, Array], scratch: _Scratch
     ) -> None:
-        self._opened, self._inputs = opened, inputs
+        self._opened = opened
         self._alive: list[object] = [dict(inputs), dict(outputs)]
         self._rows, self._asked = inputs["input_ids"].shape[1], len(inputs["rows"])
         bias = inputs["bias"]
@@ -176,25 +185,21 @@ class _Bound:
         self._run.prefix = self._new(np.zeros(self._rows, np.int32))
         self._run.more = self._new(np.zeros(self._rows, np.int32))
         self._run.seen = self._new(np.zeros((self._rows, slots), np.int32))
+        self._run.vocabulary, self._run.positions_known = opened.vocabulary, opened.positions
         self._reference = ctypes.byref(self._run)
+        self._seqlens, self._call = inputs["seqlens_k"], library().native_run
 
     def run(self) -> None:
-        """ProviderFailed: an input names a token, position or row that is not there."""
+        """ProviderFailed: an input names a token, position, row or place that is not there."""
         if not self._opened._pool:
             raise ProviderFailed("this graph is closed")
-        before = int(self._inputs["seqlens_k"][0]) + 1 - self._rows
-        ids, positions, asked = (self._inputs[name] for name in ("input_ids", "position_ids", "rows"))
-        _within(ids, self._opened.vocabulary, "token")
-        _within(positions, self._opened.positions, "position")
-        _within(asked, self._rows, "row")
-        if not 0 <= before <= self._run.slots - self._rows:
-            raise ProviderFailed(f"{before + self._rows} rows do not fit into a cache of {self._run.slots}")
-        self._run.before = before
-        library().native_run(self._opened._pool, self._reference)
+        self._run.before = int(self._seqlens[0]) + 1 - self._rows
+        if code := self._call(self._opened._pool, self._reference):
+            raise ProviderFailed(f"an input names a {WRONG[code]} that is not there")
 
     def _past(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array], slots: int) -> int:
-        layers = {step.layer for step in self._opened._program.steps if step.kv_heads}
-        shapes = {(1, step.kv_heads, slots, step.dim) for step in self._opened._program.steps if step.kv_heads}
+        heads = {step.heads for step in self._opened._program.steps if step.heads is not None}
+        layers, shapes = {of.layer for of in heads}, {(1, of.kv_heads, slots, of.dim) for of in heads}
         places = (ctypes.c_void_p * (2 * (max(layers, default=-1) + 1)))()
         for layer in layers:
             for part, kind in enumerate(("key", "value")):
@@ -214,8 +219,3 @@ class _Bound:
     def _new(self, array: Array) -> int:
         self._alive.append(array)
         return int(array.ctypes.data)
-
-
-def _within(numbers: Array, end: int, what: str) -> None:
-    if numbers.size and not (0 <= numbers.min() and numbers.max() < end):
-        raise ProviderFailed(f"a {what} is outside 0..{end - 1}")

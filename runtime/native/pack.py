@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spec_edge.runtime.native.library import library
-from spec_edge.runtime.native.mirror import MATMUL, S8_BLOCK, S8_FIVE, S6_SIXTEEN, SWIGLU, U4_MIDDLE, U4_OFFSET, Matrix
+from spec_edge.runtime.native.mirror import MATMUL, S6_SIXTEEN, S8_BLOCK, S8_FIVE, SWIGLU, U4_MIDDLE, U4_OFFSET, Matrix
 from spec_edge.runtime.native.program import Linear, Program
-from spec_edge.runtime.native.translate import BLOCK, LANES, Untranslatable
+from spec_edge.runtime.native.state import BLOCK, LANES, Untranslatable
 
 SIZES = {U4_OFFSET: 160, U4_MIDDLE: 144, S6_SIXTEEN: 224, S8_BLOCK: 272, S8_FIVE: 288}
 """Bytes of a block of 8 rows."""

@@ -48,6 +48,16 @@ class Rows:
     offset: str = ""
 
 
+@dataclass(frozen=True)
+class Heads:
+    """Of attention: the layer whose cache it reads, query heads, key and value heads, numbers per head."""
+
+    layer: int
+    heads: int
+    kv_heads: int
+    dim: int
+
+
 @dataclass
 class Step:
     """One stage; `mirror.Stage` says what its numbers are. f, q: buffers in the order of its fields."""
@@ -58,11 +68,8 @@ class Step:
     columns: tuple[int, ...] = ()
     matrices: list[Linear] = field(default_factory=list)
     first: tuple[int, int] = (0, 0)
-    layer: int = 0
     width: int = 0
-    heads: int = 0
-    kv_heads: int = 0
-    dim: int = 0
+    heads: Heads | None = None
     epsilon: float = 0.0
     scale: float = 0.0
     gamma: str = ""
@@ -113,7 +120,9 @@ def _share(buffers: list[Buffer], used: list[Numbers]) -> tuple[list[Buffer], di
         begin = [b for b, (first, _) in spans.items() if first == at]
         for b in sorted(begin):
             wanted = buffers[b]
-            fit = [i for i in free if not wanted.output and (made[i].width, made[i].asked) == (wanted.width, wanted.asked)]
+            fit = [
+                i for i in free if not wanted.output and (made[i].width, made[i].asked) == (wanted.width, wanted.asked)
+            ]
             if fit:
                 of[b] = fit[0]
                 free.remove(fit[0])

@@ -6,11 +6,11 @@ other processors and other graphs (fp32, fp16, drafters inside a bundle) in sile
 
 from __future__ import annotations
 
-import os
 import platform
 from collections.abc import Mapping
 from importlib.metadata import version
 
+from spec_edge.runtime.bench.machine import physical_cores
 from spec_edge.runtime.native.library import library
 from spec_edge.runtime.native.opened import NAME, NativeOpened, untranslatable
 from spec_edge.runtime.providers.provider import Found, Job, Provider
@@ -34,7 +34,7 @@ def unsuited(job: Job) -> str:
 def open_job(job: Job) -> NativeOpened:
     library()
     weights = job.model.with_name(job.weights.file)
-    return NativeOpened(job.model, weights, job.graph, job.threads or os.cpu_count() or 1)
+    return NativeOpened(job.model, weights, job.graph, job.threads or physical_cores())
 
 
 PROVIDER = Provider(

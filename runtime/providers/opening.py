@@ -40,6 +40,16 @@ def opener(bundle: Bundle, on: Provider, threads: int | None = None, options: Ma
     return lambda graph: on.open(job(bundle, graph, threads, options))
 
 
+def unsuited(bundle: Bundle, on: Provider, network: str) -> str:
+    """Why a provider is not for a network of this bundle; "" where it is, or where only opening its graphs tells."""
+    if on.suits is None:
+        return ""
+    graphs = [graph for graph in bundle.graphs(network, "step") if graph.lowering == "fused"]
+    if not graphs:
+        return "the bundle has no any-width graph for it"
+    return next((why for graph in graphs if (why := on.suits(job(bundle, graph)))), "")
+
+
 def on_cpu(bundle: Bundle, threads: int | None = None) -> Opener:
     """On the reference: ONNX Runtime's CPU provider."""
     return opener(bundle, provider("cpu"), threads)

@@ -171,7 +171,7 @@ def test_inputs_out_of_range_are_refused_before_they_are_read(lab: Any, tmp_path
     feeds = {"input_ids": np.array([[1, 2, 3]], np.int32), "rows": np.array([0], np.int32)}
     feeds |= made.feeds(np.arange(3), np.tri(3, dtype=bool)) | {f"past_{k}": v for k, v in made.cache.items()}
     feeds[name][...] = value
-    with pytest.raises(ProviderFailed, match=r"outside 0\.\.|do not fit"):
+    with pytest.raises(ProviderFailed, match="that is not there"):
         made.session.run(None, feeds)
 
 

@@ -86,7 +86,8 @@ def test_the_draft_opens_when_it_is_wanted(tiny: Path, draft: Path, monkeypatch:
         opened.append((job.model.parent, job.threads))
         return cpu.PROVIDER.open(job)
 
-    monkeypatch.setattr(providers, "provider", lambda _: replace(cpu.PROVIDER, open=noting))
+    real = providers.provider
+    monkeypatch.setattr(providers, "provider", lambda name: replace(real(name), open=noting))
     with load(tiny, threads=1, draft=draft, draft_threads=2) as llm:
         llm.generate("hello", max_new_tokens=3, method="plain")
         assert opened == [(tiny, 1)]

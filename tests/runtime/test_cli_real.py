@@ -58,7 +58,7 @@ def test_static_graphs_equal_the_any_width_one(fp32_bundle: Path) -> None:
 
 
 def test_python_is_a_small_part_of_a_step(default_bundle: Path) -> None:
-    """What a verify run does besides ONNX Runtime: few calls, and no copy of the cache or of the logits."""
+    """What a verify run does besides the kernels: few calls, and no copy of the cache or of the logits."""
     calls: list[str] = []
     with load(default_bundle) as llm:
         session, draft = llm.session, Draft.chain((5,) * 7)
@@ -96,7 +96,7 @@ def test_memory(default_bundle: Path) -> None:
 from spec_edge.runtime import load
 llm = load({str(default_bundle)!r})
 llm.generate("Write a story.", max_new_tokens=60, method="prompt-lookup")
-cache = llm.session._graph.cache.past.nbytes
+cache = llm.session.chain.now._graph.cache.past.nbytes
 lines = open("/proc/self/smaps_rollup").read().splitlines()
 print(next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), cache)
 """

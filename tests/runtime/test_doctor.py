@@ -113,9 +113,10 @@ def test_this_machine(whole: doctor.Report, tiny: Path) -> None:
     assert states["cpu"].state == "ready" and "onnxruntime" in states["cpu"].versions
     assert not [one for one in whole.providers if one.state in ("silent", "broken")]
     assert all(one.reason and one.install for one in whole.providers if one.state == "missing")
-    assert {one.target: one.here for one in whole.targets}["cpu"] == "cpu"
+    assert {one.target: one.here for one in whole.targets}["cpu"] in ("native", "cpu")
     assert whole.packages["onnxruntime"] and not whole.warnings
-    assert whole.bundle is not None and whole.bundle.runs.here == "cpu"
+    assert whole.bundle is not None and whole.bundle.runs.here == "cpu"  # fp32 has no native kernels
+    assert "native" in whole.bundle.runs.before
     graphs = {graph.name: graph for graph in whole.bundle.graphs}
     assert set(graphs) == {graph.name for graph in open_bundle(tiny).manifest.graphs}
     assert graphs["verify_8_64"].operations > 7 * graphs["verify_1_64"].operations > 0
@@ -156,7 +157,7 @@ def test_the_command(tiny: Path, whole: doctor.Report, as_json: bool, monkeypatc
     result = CliRunner().invoke(cli.main, ["doctor", "-m", str(tiny), *(["--json"] if as_json else [])])
     assert result.exit_code == 0, result.output
     if as_json:
-        assert json.loads(result.stdout)["bundle"]["runs"]["chain"] == ["cpu"]
+        assert json.loads(result.stdout)["bundle"]["runs"]["chain"] == ["native", "cpu"]
     else:
         assert "providers: what can run a graph here" in result.stdout and "GFLOP" in result.stdout
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from spec_edge.runtime.native import pack as packing
 from spec_edge.runtime.native.library import library
-from spec_edge.runtime.native.mirror import MATMUL, S8_BLOCK, S8_FIVE, S6_SIXTEEN, U4_MIDDLE, U4_OFFSET, Quantised
+from spec_edge.runtime.native.mirror import MATMUL, S6_SIXTEEN, S8_BLOCK, S8_FIVE, U4_MIDDLE, U4_OFFSET, Quantised
 from spec_edge.runtime.native.program import Linear, Program, Step
-from spec_edge.runtime.native.translate import Untranslatable
+from spec_edge.runtime.native.state import Untranslatable
 
 pytestmark = pytest.mark.usefixtures("native_kernels")
 

@@ -86,7 +86,7 @@ typedef struct {
 /* One run. rows: of it; asked: those of the output; before: the slot of its first row; slots: of the cache.
  * past: key and value of each layer, [kv_heads, slots, dim]. bias [rows, slots]: 0 where a row sees a column.
  * What the rows see is worked out first: row r sees the first prefix[r] slots, then those of seen[r * slots ...], of
- * which there are more[r]. scores: `tables` floats per thread, for the scores of a row (slots + 8) or a normed row. */
+ * which there are more[r]. vocabulary, positions_known: ends of what ids and positions may be. scores: `tables` floats per thread, for the scores of a row (slots + 8) or a normed row. */
 typedef struct {
     const Stage *stages;
     const Floats *floats;
@@ -97,7 +97,7 @@ typedef struct {
     const float *bias;
     float *scores;
     int32_t *prefix, *more, *seen;
-    int32_t count, rows, asked, slots, before, tables;
+    int32_t count, rows, asked, slots, before, tables, vocabulary, positions_known;
 } Run;
 
 typedef struct Pool Pool;

@@ -116,9 +116,27 @@ EXPORT void native_free(Pool *pool) { pool_free(pool); }
 
 EXPORT int native_threads(const Pool *pool) { return pool_threads(pool); }
 
-EXPORT void native_run(Pool *pool, const Run *run) {
+/* What a run would read that is not there. */
+enum { FINE, BAD_TOKEN, BAD_POSITION, BAD_ROW, BAD_PLACE };
+
+static int wrong(const Run *run) {
+    if (run->before < 0 || run->before > run->slots - run->rows) return BAD_PLACE;
+    for (int i = 0; i < run->rows; i++) {
+        if (run->ids[i] < 0 || run->ids[i] >= run->vocabulary) return BAD_TOKEN;
+        if (run->positions[i] < 0 || run->positions[i] >= run->positions_known) return BAD_POSITION;
+    }
+    for (int i = 0; i < run->asked; i++)
+        if (run->asked_rows[i] < 0 || run->asked_rows[i] >= run->rows) return BAD_ROW;
+    return FINE;
+}
+
+/* 0, or which input names something that is not there; then nothing has run. */
+EXPORT int native_run(Pool *pool, const Run *run) {
+    const int code = wrong(run);
+    if (code) return code;
     Job job = {pool, run};
     pool_run(pool, work, &job);
+    return FINE;
 }
 
 /* y [rows, stride] = x times m, on this thread: for tests and measurements of one kernel. */
