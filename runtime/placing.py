@@ -35,6 +35,9 @@ AUTO, TARGET, DRAFT = "auto", "target", "draft"
 REFERENCE = "cpu"
 """The provider that made the bundle's own figures: it is not looked at again."""
 
+QUIET = {"session.force_spinning_stop": "1"}
+"""ONNX Runtime's entry for it."""
+
 SLOW_S = 2.0
 """A compiler that takes longer is announced."""
 
@@ -98,7 +101,8 @@ class Placer:
 
     def session(self, bundle: Bundle, network: str = TARGET) -> Session:
         """A target, or a draft model. NoProviderLeft: no provider of the chain runs it."""
-        chain = self._suited(steps(bundle, self._wish), TARGET)
+        own = steps(bundle, self._wish)
+        chain = self._suited(own if network == TARGET else [self._beside(step) for step in own], TARGET)
         ways = [self._candidate(step, network, _session) for step in chain]
         if _reference_only(chain):
             return ways[0].open()
@@ -113,11 +117,20 @@ class Placer:
         def opened(step: Step, place: Place, opener: Opener) -> Network:
             return choose.open_network(name, step.bundle, place.on, opener)
 
-        chain = self._suited([step for step in steps(bundle, self._wish) if step.bundle is bundle], name)
+        own = [self._beside(step) for step in steps(bundle, self._wish) if step.bundle is bundle]
+        chain = self._suited(own, name)
         ways = [self._candidate(step, name, opened) for step in chain]
         if _reference_only(chain):
             return ways[0].open()
         return choose.network_over(name, bundle, Chain(ways, self._say, name))
+
+    def _beside(self, step: Step) -> Step:
+        """A step of what drafts. ONNX Runtime's threads go on spinning after a run, on the cores that another backend's target
+        wants then."""
+        target = self.places.get(TARGET)
+        if step.name != REFERENCE or target is None or target.on.name == REFERENCE or target.on.device != REFERENCE:
+            return step
+        return replace(step, options=dict(step.options) | QUIET)
 
     def _suited(self, chain: Sequence[Step], network: str) -> list[Step]:
         """Without the providers that this network's graphs are not for, unless one was asked for."""

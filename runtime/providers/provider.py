@@ -119,8 +119,8 @@ class Provider:
     compile   (job, file) writes the compiled graph to `file` (whole or not at all), for `Job.artefact`; None: this
               provider is not asked. It may hang or abort: runtime/compiling.py calls it in a child, which then opens
               and runs the graph once
-    suits     (job) -> "", or why this provider is not for a graph; a chain passes over it then without a word. A look at
-              the graph and the machine, not a trial. None: it is for every graph
+    suits     (job) -> "", or why this provider is not for a graph; a chain passes over it then without a word. It looks
+              at the graph and the machine and tries nothing. None: it is for every graph
     keeps     what `compile` writes is a compiled graph. Otherwise it is only a sign that a child opened this graph and
               lived, since a driver that crashes or hangs must not do so in the app
     """
