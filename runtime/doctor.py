@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from spec_edge.models.contract import SpecError
 from spec_edge.runtime import hardware
 from spec_edge.runtime.asking import ASKED, COMMAND, TIMEOUT_S, Provider, asked, installed
 from spec_edge.runtime.bench.machine import physical_cores, processor
@@ -63,7 +64,7 @@ class BundleFacts:
 
 @dataclass(frozen=True)
 class Report:
-    """All of it, in the order in which it is shown."""
+    """All of it, in the order in which it is shown. tried_graphs: opened by a child for providers that keep nothing."""
 
     version: str
     system: str
@@ -78,6 +79,7 @@ class Report:
     compiled_graphs: int
     compiled_bytes: int
     compiled_folder: str
+    tried_graphs: int
     bundle: BundleFacts | None
 
 
@@ -87,7 +89,8 @@ def examine(folder: Path | None = None, command: Sequence[str] = COMMAND, timeou
     packages = installed()
     own = packages.pop("spec-edge", "")
     found = asked(command, timeout_s)
-    kept = entries()
+    every = entries()
+    kept = [entry for entry in every if _keeps(entry.made.provider)]
     return Report(
         version=own,
         system=f"{platform.system()} {platform.release()}, {platform.machine()}",
@@ -102,8 +105,17 @@ def examine(folder: Path | None = None, command: Sequence[str] = COMMAND, timeou
         compiled_graphs=len(kept),
         compiled_bytes=sum(entry.bytes for entry in kept),
         compiled_folder=str(store_folder()),
+        tried_graphs=len(every) - len(kept),
         bundle=None if bundle is None else _bundle(bundle, found, kept),
     )
+
+
+def _keeps(name: str) -> bool:
+    """Whether what is kept for a provider is a compiled graph."""
+    try:
+        return providers.provider(name).keeps
+    except SpecError:  # a provider that this version does not know
+        return True
 
 
 def forget() -> tuple[int, int]:

@@ -66,7 +66,8 @@ def _reasons(before: Mapping[str, str]) -> str:
 
 def _compiled(report: Report) -> Iterator[str]:
     size = f"{report.compiled_graphs} graphs, {megabytes(report.compiled_bytes)}, in {report.compiled_folder}"
-    yield from _row("compiled", size)
+    tried = f"; {report.tried_graphs} more were tried in a child process for GPUs, which keeps nothing of them"
+    yield from _row("compiled", size + (tried if report.tried_graphs else ""))
     if report.bundle is not None:
         yield ""
         yield from _bundle(report.bundle)

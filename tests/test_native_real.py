@@ -37,7 +37,7 @@ def _text(llm: LLM, ids: list[int], **options: object) -> list[int]:
 
 
 def test_it_is_what_the_default_bundle_runs_on(llm: LLM) -> None:
-    assert llm.provider == "native" and llm.notes == []
+    assert llm.provider == "native" and not llm.notes
     assert {row.provider for row in llm.placement() if row.network == "target"} == {"native"}
 
 

@@ -143,10 +143,12 @@ def test_compiled_graphs_are_added_up(tiny: Path, tmp_path: Path, monkeypatch: p
     sums = facts.graphs[0].file.sha256, facts.weights.sha256
     made = Made("openvino-npu", "NPU", facts.graphs[0].name, *sums, 1.0, None)
     other = replace(made, weights_sha256="0" * 64)
-    kept = [Entry(tmp_path, m, size, 0.0) for m, size in ((made, 300), (made, 20), (other, 4000))]
+    sign = replace(made, provider="webgpu")  # which has no compiled form
+    kept = [Entry(tmp_path, m, size, 0.0) for m, size in ((made, 300), (made, 20), (other, 4000), (sign, 1))]
     monkeypatch.setattr(doctor, "entries", lambda: tuple(kept))
     found = examine(tiny, [sys.executable, "-c", ""])
     assert found.bundle is not None
+    assert found.tried_graphs == 1 and "1 more were tried" in doctor_text.text(found)
     assert found.compiled_graphs == 3 and found.compiled_bytes == 4320 and found.bundle.compiled_bytes == 320
     assert found.bundle.graphs[0].compiled == {"openvino-npu": 320}
 
