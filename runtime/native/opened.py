@@ -29,8 +29,8 @@ NAME = "native"
 WRONG = {1: "token", 2: "position", 3: "row", 4: "place in the cache"}
 """What native_run says, in words."""
 
-SPARE = 8
-"""Numbers behind a row of scores, for a last vector."""
+QUERIES_AT_ONCE, SPARE = 4, 8
+"""Queries that share a thread's scores, and numbers behind those of each, for a last vector."""
 
 
 def untranslatable(data: bytes, graph: GraphSpec) -> str:
@@ -179,7 +179,7 @@ class _Bound:
         self._run.positions = self._address(inputs["position_ids"], np.int64)
         self._run.bias = self._address(bias, np.float32)
         self._run.past = self._past(inputs, outputs, slots)
-        own = max(slots + SPARE, *(b.width for b in opened._program.floats))
+        own = max(QUERIES_AT_ONCE * (slots + SPARE), *(b.width for b in opened._program.floats))
         self._run.tables = own
         self._run.scores = self._new(np.zeros(opened.threads * own, np.float32))
         self._run.prefix = self._new(np.zeros(self._rows, np.int32))

@@ -1,28 +1,22 @@
-/* Attention of one row and head over the cache, in fp32.
+/* Attention of up to four queries of one key and value head over the cache, in fp32.
  *
  * The columns that a row sees are taken in order and numbered without gaps, and every sum runs over those numbers: what a
- * row sees decides its result, not the slots at which it lies or what else is beside it.
+ * row sees decides its result, not the slots at which it lies or what else is beside it. Queries that stand together share
+ * what is read of the cache, and nothing else.
  */
 #include "native.h"
 
 #include <immintrin.h>
 
-enum { WIDEST_HEAD = 256 };
+enum { WIDEST_HEAD = 256, MOST = QUERIES_AT_ONCE };
 
-/* x[i] . y for eight rows x of `stride` floats. */
-INLINE __m256 dot8(const float *const *x, const float *y, int dim) {
-    __m256 s[LANES];
-    for (int j = 0; j < LANES; j++) s[j] = _mm256_setzero_ps();
-    for (int i = 0; i < dim; i += LANES) {
-        const __m256 v = _mm256_loadu_ps(y + i);
-        for (int j = 0; j < LANES; j++) s[j] = _mm256_fmadd_ps(_mm256_loadu_ps(x[j] + i), v, s[j]);
-    }
-    const __m256 a = _mm256_hadd_ps(_mm256_hadd_ps(s[0], s[1]), _mm256_hadd_ps(s[2], s[3]));
-    const __m256 b = _mm256_hadd_ps(_mm256_hadd_ps(s[4], s[5]), _mm256_hadd_ps(s[6], s[7]));
-    const __m128 low = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
-    const __m128 high = _mm_add_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
-    return _mm256_insertf128_ps(_mm256_castps128_ps256(low), high, 1);
-}
+/* query, out  of each; sees: columns it sees, of which the first `prefix` are the first slots, the rest in `seen` */
+typedef struct {
+    const float *query;
+    const int32_t *seen;
+    float *scores;
+    int prefix, sees, row, head;
+} Query;
 
 /* What a row sees: the slots before the first that it does not, and the others after that. */
 AVX2 void look(const Run *run, int row) {
@@ -42,50 +36,144 @@ AVX2 void look(const Run *run, int row) {
     run->more[row] = more;
 }
 
-/* scores: room of this thread for slots + 8 numbers. */
-AVX2 void attend(const Stage *stage, const Run *run, int row, int head, float *scores) {
-    const int dim = stage->dim, kv = head / (stage->heads / stage->kv_heads), width = run->floats[stage->f0].width;
-    const float *query = run->floats[stage->f0].data + (size_t)row * width + stage->columns[0] + head * dim;
-    const float *keys = run->past[2 * stage->layer] + (size_t)kv * run->slots * dim;
-    const float *values = run->past[2 * stage->layer + 1] + (size_t)kv * run->slots * dim;
-    const int32_t *seen = run->seen + (size_t)row * run->slots;
-    const int prefix = run->prefix[row], count = prefix + run->more[row];
-    const __m256 scale = _mm256_set1_ps(stage->scale);
-    __m256 most = _mm256_set1_ps(-3e38f);
-    for (int i = 0; i < count; i += LANES) {
-        const float *rows[LANES];
+/* The sums of eight vectors, in order; each is added up as ((0+1)+(2+3)) + ((4+5)+(6+7)). */
+INLINE __m256 sums8(const __m256 *s) {
+    const __m256 a = _mm256_hadd_ps(_mm256_hadd_ps(s[0], s[1]), _mm256_hadd_ps(s[2], s[3]));
+    const __m256 b = _mm256_hadd_ps(_mm256_hadd_ps(s[4], s[5]), _mm256_hadd_ps(s[6], s[7]));
+    const __m128 low = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    const __m128 high = _mm_add_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
+    return _mm256_insertf128_ps(_mm256_castps128_ps256(low), high, 1);
+}
+
+/* R queries times 8 / R keys (R = 3: two), which are rows of `dim` numbers: the products, query by query. */
+INLINE __m256 products(const int R, const int keys, const Query *q, const float *const *key, int dim) {
+    __m256 s[8];
+    for (int j = 0; j < 8; j++) s[j] = _mm256_setzero_ps();
+    for (int i = 0; i < dim; i += LANES) {
+        __m256 k[8];
+        for (int j = 0; j < keys; j++) k[j] = _mm256_loadu_ps(key[j] + i);
+        for (int r = 0; r < R; r++) {
+            const __m256 a = _mm256_loadu_ps(q[r].query + i);
+            for (int j = 0; j < keys; j++) s[r * keys + j] = _mm256_fmadd_ps(k[j], a, s[r * keys + j]);
+        }
+    }
+    return sums8(s);
+}
+
+/* Scores of the first `common` slots for R queries; common a multiple of the keys at once. */
+INLINE void score_common(const int R, const Query *q, const float *keys, int common, int dim, __m256 scale) {
+    const int at_once = R == 1 ? 8 : R == 2 ? 4 : 2;
+    for (int i = 0; i < common; i += at_once) {
+        const float *key[8];
+        float made[8];
+        for (int j = 0; j < at_once; j++) key[j] = keys + (size_t)(i + j) * dim;
+        _mm256_storeu_ps(made, _mm256_mul_ps(products(R, at_once, q, key, dim), scale));
+        for (int r = 0; r < R; r++)
+            for (int j = 0; j < at_once; j++) q[r].scores[i + j] = made[r * at_once + j];
+    }
+}
+
+/* Scores of the columns from `from` on of one query. */
+INLINE void score_rest(const Query *q, const float *keys, int from, int dim, __m256 scale) {
+    for (int i = from; i < q->sees; i += LANES) {
+        const float *key[LANES];
         for (int j = 0; j < LANES; j++) {
-            const int at = i + j < count ? i + j : count - 1;
-            rows[j] = keys + (size_t)(at < prefix ? at : seen[at - prefix]) * dim;
+            const int at = i + j < q->sees ? i + j : q->sees - 1;
+            key[j] = keys + (size_t)(at < q->prefix ? at : q->seen[at - q->prefix]) * dim;
         }
-        const __m256 s = _mm256_mul_ps(dot8(rows, query, dim), scale);
-        _mm256_storeu_ps(scores + i, s);
-        most = _mm256_max_ps(most, s);
+        _mm256_storeu_ps(q->scores + i, _mm256_mul_ps(products(1, 8, q, key, dim), scale));
     }
-    float all[LANES], highest;
-    _mm256_storeu_ps(all, most);
-    highest = all[0];
-    for (int j = 1; j < LANES; j++) highest = all[j] > highest ? all[j] : highest;
-    const float inverse = 1.0f / exp_sum(scores, count, highest);
-    float out[WIDEST_HEAD];
-    for (int d = 0; d < dim; d += 64) {
-        const int wide = dim - d < 64 ? (dim - d) / LANES : 8;
-        __m256 sum[8];
-        for (int j = 0; j < 8; j++) sum[j] = _mm256_setzero_ps();
-        for (int i = 0; i < count; i++) {
-            const float *value = values + (size_t)(i < prefix ? i : seen[i - prefix]) * dim + d;
-            const __m256 p = _mm256_broadcast_ss(scores + i);
-            if (wide == 8) {
-                for (int j = 0; j < 8; j++) sum[j] = _mm256_fmadd_ps(p, _mm256_loadu_ps(value + LANES * j), sum[j]);
-            } else {
-                for (int j = 0; j < wide; j++) sum[j] = _mm256_fmadd_ps(p, _mm256_loadu_ps(value + LANES * j), sum[j]);
-            }
+}
+
+AVX2 static float highest(const float *x, int count) {
+    float most = x[0];
+    int i = 0;
+    if (count >= LANES) {
+        __m256 m = _mm256_loadu_ps(x);
+        for (i = LANES; i + LANES <= count; i += LANES) m = _mm256_max_ps(m, _mm256_loadu_ps(x + i));
+        float all[LANES];
+        _mm256_storeu_ps(all, m);
+        for (int j = 0; j < LANES; j++) most = all[j] > most ? all[j] : most;
+    }
+    for (; i < count; i++) most = x[i] > most ? x[i] : most;
+    return most;
+}
+
+/* Sums of WIDE vectors of values from column d on, weighted: the common slots for all R, then each query's others. */
+INLINE void weigh(const int R, const int WIDE, const Query *q, const float *values, int common, int dim, int d, float (*out)[WIDEST_HEAD]) {
+    __m256 sum[MOST][4];
+    for (int r = 0; r < R; r++)
+        for (int j = 0; j < WIDE; j++) sum[r][j] = _mm256_setzero_ps();
+    for (int i = 0; i < common; i++) {
+        const float *value = values + (size_t)i * dim + d;
+        __m256 v[4];
+        for (int j = 0; j < WIDE; j++) v[j] = _mm256_loadu_ps(value + LANES * j);
+        for (int r = 0; r < R; r++) {
+            const __m256 p = _mm256_broadcast_ss(q[r].scores + i);
+            for (int j = 0; j < WIDE; j++) sum[r][j] = _mm256_fmadd_ps(p, v[j], sum[r][j]);
         }
-        for (int j = 0; j < wide; j++) _mm256_storeu_ps(out + d + LANES * j, _mm256_mul_ps(sum[j], _mm256_set1_ps(inverse)));
     }
-    if (stage->q0 >= 0) quantise_row(out, run->quantised + stage->q0, row, head * dim, dim);
-    if (stage->f1 >= 0) {
-        float *to = run->floats[stage->f1].data + (size_t)row * run->floats[stage->f1].width + head * dim;
-        for (int d = 0; d < dim; d += LANES) _mm256_storeu_ps(to + d, _mm256_loadu_ps(out + d));
+    for (int r = 0; r < R; r++) {
+        for (int i = common; i < q[r].sees; i++) {
+            const float *value = values + (size_t)(i < q[r].prefix ? i : q[r].seen[i - q[r].prefix]) * dim + d;
+            const __m256 p = _mm256_broadcast_ss(q[r].scores + i);
+            for (int j = 0; j < WIDE; j++) sum[r][j] = _mm256_fmadd_ps(p, _mm256_loadu_ps(value + LANES * j), sum[r][j]);
+        }
+        for (int j = 0; j < WIDE; j++) _mm256_storeu_ps(out[r] + d + LANES * j, sum[r][j]);
+    }
+}
+
+INLINE void mix(const int R, const Query *q, const float *keys, const float *values, int common, int dim, float scale, float (*out)[WIDEST_HEAD]) {
+    enum { FOUR = 4, TWO = 2 };
+    const __m256 by = _mm256_set1_ps(scale);
+    score_common(R, q, keys, common, dim, by);
+    for (int r = 0; r < R; r++) score_rest(q + r, keys, common, dim, by);
+    float inverse[MOST];
+    for (int r = 0; r < R; r++) inverse[r] = 1.0f / exp_sum(q[r].scores, q[r].sees, highest(q[r].scores, q[r].sees));
+    if (R == MOST) {
+        for (int d = 0; d < dim; d += LANES * TWO) weigh(R, TWO, q, values, common, dim, d, out);
+    } else {
+        for (int d = 0; d < dim; d += LANES * FOUR) weigh(R, FOUR, q, values, common, dim, d, out);
+    }
+    for (int r = 0; r < R; r++)
+        for (int d = 0; d < dim; d += LANES)
+            _mm256_storeu_ps(out[r] + d, _mm256_mul_ps(_mm256_loadu_ps(out[r] + d), _mm256_set1_ps(inverse[r])));
+}
+
+#define MIX_OF(R)                                                                                                            \
+    AVX2 static void mix_##R(const Query *q, const float *keys, const float *values, int common, int dim, float scale,       \
+                             float (*out)[WIDEST_HEAD]) {                                                                    \
+        mix(R, q, keys, values, common, dim, scale, out);                                                                    \
+    }
+MIX_OF(1)
+MIX_OF(2)
+MIX_OF(3)
+MIX_OF(4)
+
+/* Queries [from, from + count) of the rows x heads that share key and value head `kv`; scores: room of this thread for
+ * slots + 8 numbers of each. */
+void attend(const Stage *stage, const Run *run, int kv, int from, int count, float *scores) {
+    static void (*const mixes[])(const Query *, const float *, const float *, int, int, float, float (*)[WIDEST_HEAD]) = {
+        mix_1, mix_2, mix_3, mix_4};
+    const int dim = stage->dim, share = stage->heads / stage->kv_heads;
+    const Floats *x = run->floats + stage->f0;
+    const size_t first = (size_t)kv * run->slots * dim;
+    Query q[MOST];
+    float out[MOST][WIDEST_HEAD];
+    int common = run->slots;
+    for (int r = 0; r < count; r++) {
+        const int row = (from + r) / share, head = kv * share + (from + r) % share, prefix = run->prefix[row];
+        const float *query = x->data + (size_t)row * x->width + stage->columns[0] + head * dim;
+        float *own = scores + (size_t)r * (run->slots + LANES);
+        q[r] = (Query){query, run->seen + (size_t)row * run->slots, own, prefix, prefix + run->more[row], row, head};
+        common = prefix < common ? prefix : common;
+    }
+    common &= ~(LANES - 1);
+    mixes[count - 1](q, run->past[2 * stage->layer] + first, run->past[2 * stage->layer + 1] + first, common, dim, stage->scale, out);
+    for (int r = 0; r < count; r++) {
+        if (stage->q0 >= 0) quantise_row(out[r], run->quantised + stage->q0, q[r].row, q[r].head * dim, dim);
+        if (stage->f1 < 0) continue;
+        float *to = run->floats[stage->f1].data + (size_t)q[r].row * run->floats[stage->f1].width + q[r].head * dim;
+        for (int d = 0; d < dim; d++) to[d] = out[r][d];
     }
 }

@@ -24,7 +24,7 @@
 #define INLINE static inline __attribute__((always_inline)) AVX2
 #endif
 
-enum { LANES = 8, BLOCK = 32 };
+enum { LANES = 8, BLOCK = 32, QUERIES_AT_ONCE = 4 };
 
 /* How a matrix is packed: groups of 8 rows, blocks of 32 columns; see matmul.c. */
 enum { U4_OFFSET, U4_MIDDLE, S6_SIXTEEN, S8_BLOCK, S8_FIVE, FORMS };
@@ -86,7 +86,7 @@ typedef struct {
 /* One run. rows: of it; asked: those of the output; before: the slot of its first row; slots: of the cache.
  * past: key and value of each layer, [kv_heads, slots, dim]. bias [rows, slots]: 0 where a row sees a column.
  * What the rows see is worked out first: row r sees the first prefix[r] slots, then those of seen[r * slots ...], of
- * which there are more[r]. vocabulary, positions_known: ends of what ids and positions may be. scores: `tables` floats per thread, for the scores of a row (slots + 8) or a normed row. */
+ * which there are more[r]. vocabulary, positions_known: ends of what ids and positions may be. scores: `tables` floats per thread, for the scores of four queries (slots + 8 each) or a normed row. */
 typedef struct {
     const Stage *stages;
     const Floats *floats;
@@ -117,7 +117,7 @@ void embed_row(const Table *table, int id, float *y);
 void norm_row(const Stage *stage, const float *x, const float *y, float *sum, float *normed, int width);
 void rope_row(const Stage *stage, const Run *run, int row);
 void look(const Run *run, int row);
-void attend(const Stage *stage, const Run *run, int row, int head, float *scores);
+void attend(const Stage *stage, const Run *run, int kv, int from, int count, float *scores);
 void silu_times(const float *gate, const float *up, float *y, int count);
 float exp_sum(float *x, int count, float highest);
 

@@ -31,11 +31,17 @@ static int rows_of(const Run *run, const Stage *stage) {
     return run->floats[stage->f0].asked ? run->asked : run->rows;
 }
 
+/* Pieces of work on one key and value head. */
+static int shares(const Run *run, const Stage *stage) {
+    const int queries = run->rows * (stage->heads / stage->kv_heads);
+    return (queries + QUERIES_AT_ONCE - 1) / QUERIES_AT_ONCE;
+}
+
 static int tasks(const Run *run, const Stage *stage) {
     switch (stage->kind) {
     case MATMUL: return groups(stage);
     case SWIGLU: return stage->width / BLOCK;
-    case ATTEND: return run->rows * stage->heads;
+    case ATTEND: return stage->kv_heads * shares(run, stage);
     case GATHER: return run->asked;
     default: return run->rows;
     }
@@ -67,6 +73,12 @@ static void gather(const Run *run, const Stage *stage, int row) {
     if (stage->q0 >= 0) quantise_row(x, run->quantised + stage->q0, row, 0, width);
 }
 
+static void share(const Run *run, const Stage *stage, int i, float *spare) {
+    const int queries = run->rows * (stage->heads / stage->kv_heads), from = i % shares(run, stage) * QUERIES_AT_ONCE;
+    const int count = queries - from < QUERIES_AT_ONCE ? queries - from : QUERIES_AT_ONCE;
+    attend(stage, run, i / shares(run, stage), from, count, spare);
+}
+
 static void join(const Run *run, const Stage *stage, int row) {
     const float *x = at(run, stage->f0, row);
     memcpy(at(run, stage->f1, row) + stage->columns[0], x, sizeof(float) * (size_t)stage->width);
@@ -80,7 +92,7 @@ static void task(const Run *run, const Stage *stage, int i, float *spare) {
     case GATHER: gather(run, stage, i); break;
     case SWIGLU: swiglu(stage, run->quantised + stage->q0, run->rows, i, run->quantised + stage->q1); break;
     case ROPE: rope_row(stage, run, i); break;
-    case ATTEND: attend(stage, run, i / stage->heads, i % stage->heads, spare); break;
+    case ATTEND: share(run, stage, i, spare); break;
     default: join(run, stage, i); break;
     }
 }
