@@ -148,7 +148,7 @@ class Placer:
             return make(step, place, self._opener(step, place))
 
         facts = step.bundle.manifest
-        meant = target(facts.target).providers[0].name == step.name
+        meant = step.name in (target(facts.target).providers[0].name, facts.target)
         return Candidate(step.name, open_, _form(step), facts.weights.sha256, meant)
 
     def _opener(self, step: Step, place: Place) -> Opener:
