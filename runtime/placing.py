@@ -125,7 +125,7 @@ class Placer:
         return choose.network_over(name, bundle, Chain(ways, self._say, name))
 
     def _beside(self, step: Step) -> Step:
-        """A step of what drafts. ONNX Runtime's threads spin on after a run, where another backend's target would run."""
+        """A step of what drafts. ONNX Runtime's threads spin on after a run, on cores that another backend wants."""
         target = self.places.get(TARGET)
         if step.name != REFERENCE or target is None or target.on.name == REFERENCE or target.on.device != REFERENCE:
             return step
