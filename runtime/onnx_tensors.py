@@ -30,6 +30,12 @@ class Tensor:
     inline: bytes = b""
 
     @property
+    def whole(self) -> bool:
+        """Whether it holds as many bytes as its shape says; what lies in the weights file was checked there."""
+        fine = bool(self.dtype) and min(self.shape, default=0) >= 0
+        return fine and (self.offset is not None or len(self.inline) == self.bytes)
+
+    @property
     def bytes(self) -> int:
         return prod(self.shape) * np.dtype(self.dtype).itemsize
 

@@ -101,7 +101,7 @@ class Placer:
 
     def session(self, bundle: Bundle, network: str = TARGET) -> Session:
         """A target, or a draft model. NoProviderLeft: no provider of the chain runs it."""
-        own = steps(bundle, self._wish)
+        own = steps(bundle, replace(self._wish, strict=False))
         chain = self._suited(own if network == TARGET else [self._beside(step) for step in own], TARGET)
         ways = [self._candidate(step, network, _session) for step in chain]
         if _reference_only(chain):
@@ -117,7 +117,8 @@ class Placer:
         def opened(step: Step, place: Place, opener: Opener) -> Network:
             return choose.open_network(name, step.bundle, place.on, opener)
 
-        own = [self._beside(step) for step in steps(bundle, self._wish) if step.bundle is bundle]
+        every = steps(bundle, replace(self._wish, strict=False))
+        own = [self._beside(step) for step in every if step.bundle is bundle]
         chain = self._suited(own, name)
         ways = [self._candidate(step, name, opened) for step in chain]
         if _reference_only(chain):
@@ -132,10 +133,11 @@ class Placer:
         return replace(step, options=dict(step.options) | QUIET)
 
     def _suited(self, chain: Sequence[Step], network: str) -> list[Step]:
-        """Without the providers that this network's graphs are not for, unless one was asked for."""
+        """Without the providers that this network's graphs are not for, unless one was asked for; then the first, where
+        nothing may stand in."""
         asked = self._wish.provider
         kept = [s for s in chain if s.name == asked or not unsuited(s.bundle, providers.provider(s.name), network)]
-        return kept or list(chain)
+        return (kept or list(chain))[: 1 if self._wish.strict else None]
 
     def _candidate(self, step: Step, network: str, make: Callable[[Step, Place, Opener], T]) -> Candidate[T]:
         def open_() -> T:

@@ -8,13 +8,22 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.machinery
+import platform
 from pathlib import Path
 
-from spec_edge.runtime.native.mirror import SIZES, Matrix, Quantised, Run
+from spec_edge.runtime.native.mirror import FACTS, Matrix, Quantised, Run
 from spec_edge.runtime.providers.provider import ProviderMissing
 
 FOLDER = Path(__file__).parent
-REBUILD = "install a C compiler (gcc, clang or Visual Studio's), then spec-edge again: pip install --force-reinstall"
+MACHINES = ("x86_64", "amd64")
+REBUILD = (
+    "install a C compiler (gcc, clang or Visual Studio's), then spec-edge again: "
+    "pip install --no-cache-dir --force-reinstall --no-deps spec-edge"
+)
+
+
+class Unfit(ProviderMissing):
+    """The kernels are for another processor than this."""
 
 
 def path() -> Path | None:
@@ -28,22 +37,38 @@ def path() -> Path | None:
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """ProviderMissing: it was not built, is another version's, or this processor lacks AVX2."""
+    """ProviderMissing: it was not built, or is another version's. Unfit: this is another processor."""
+    if platform.machine().lower() not in MACHINES:
+        raise Unfit(f"spec-edge's own kernels are for x86-64, not for {platform.machine()}")
     file = path()
     if file is None:
         raise ProviderMissing(f"spec-edge was installed without its own kernels; {REBUILD}")
     try:
         found = ctypes.CDLL(str(file))
+        facts = (ctypes.c_int32 * len(FACTS))()
+        found.native_facts(facts, len(FACTS))
+        same = tuple(facts) == FACTS
+        _declare(found)
     except OSError as error:
         raise ProviderMissing(f"spec-edge's kernels cannot be loaded ({error}); {REBUILD}") from None
-    _declare(found)
-    sizes = (ctypes.c_int32 * len(SIZES))()
-    found.native_sizes(sizes)
-    if list(sizes) != [ctypes.sizeof(kind) for kind in SIZES]:
+    except AttributeError:
+        same = False
+    if not same:
         raise ProviderMissing(f"spec-edge's kernels are another version's; {REBUILD}")
     if not found.native_supported():
-        raise ProviderMissing("this processor lacks AVX2, FMA or F16C, which spec-edge's own kernels need")
+        raise Unfit("this processor lacks AVX2, FMA or F16C, which spec-edge's own kernels need")
     return found
+
+
+def unfit() -> str:
+    """Why this processor is not meant, "" where it is."""
+    try:
+        library()
+    except Unfit as error:
+        return error.message
+    except ProviderMissing:
+        pass
+    return ""
 
 
 def _declare(found: ctypes.CDLL) -> None:
@@ -59,7 +84,6 @@ def _declare(found: ctypes.CDLL) -> None:
     found.native_product.argtypes = [ctypes.POINTER(Matrix), ctypes.POINTER(Quantised), number, pointer, number]
     found.native_quantise.restype = None
     found.native_quantise.argtypes = [pointer, ctypes.POINTER(Quantised), number]
-    found.native_sizes.restype = None
     found.native_reach.argtypes = [pointer, ctypes.c_int64]
     found.native_pack.restype = None
     found.native_pack.argtypes = [number, *[pointer] * 3, *[number] * 3, ctypes.c_float, pointer]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from ctypes import POINTER, Structure, c_float, c_int32, c_void_p
+from ctypes import POINTER, Structure, c_float, c_int32, c_void_p, sizeof
 
 EMBED, NORM, QUANTISE, GATHER, MATMUL, SWIGLU, ROPE, ATTEND, JOIN = range(9)
 """What a stage does."""
 
 U4_OFFSET, U4_MIDDLE, S6_SIXTEEN, S8_BLOCK, S8_FIVE = range(5)
 """How a matrix is packed."""
+
+WIDEST_HEAD, QUERIES_AT_ONCE = 256, 4
+"""Numbers of the widest head; queries that attention takes together."""
 
 MOST = 4
 """Matrices of one stage."""
@@ -101,5 +104,17 @@ class Run(Structure):
     ]
 
 
-SIZES = (Run, Stage, Matrix, Table, Floats, Quantised)
-"""In the order of native_sizes."""
+VERSION = 1
+"""Of what Python and the kernels agree on; a change of either side's meaning makes it another."""
+
+BYTES = {U4_OFFSET: 160, U4_MIDDLE: 144, S6_SIXTEEN: 224, S8_BLOCK: 272, S8_FIVE: 288}
+"""Of a block of 8 rows, by form."""
+
+FACTS = (
+    VERSION,
+    *(sizeof(kind) for kind in (Run, Stage, Matrix, Table, Floats, Quantised)),
+    WIDEST_HEAD,
+    QUERIES_AT_ONCE,
+    *BYTES.values(),
+)
+"""What native_facts says, in its order."""

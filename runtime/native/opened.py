@@ -6,20 +6,22 @@ arrays, whose scratch memory all runs share.
 
 from __future__ import annotations
 
-import ctypes
+import os
+import threading
+import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from spec_edge.models.contract import GraphSpec
+from spec_edge.runtime.native.bound import Bound, Scratch, room
 from spec_edge.runtime.native.library import library
-from spec_edge.runtime.native.mirror import MOST, NONE, Floats, Matrix, Quantised, Run, Stage, Table
+from spec_edge.runtime.native.mirror import MOST, NONE, Matrix, Stage, Table
 from spec_edge.runtime.native.pack import key, pack
 from spec_edge.runtime.native.program import Program, Step, names
-from spec_edge.runtime.native.state import BLOCK, Untranslatable
+from spec_edge.runtime.native.state import Untranslatable
 from spec_edge.runtime.native.translate import translate
 from spec_edge.runtime.onnx_nodes import nodes_of
 from spec_edge.runtime.onnx_tensors import Tensor, tensors_of
@@ -29,70 +31,101 @@ NAME = "native"
 WRONG = {1: "token", 2: "position", 3: "row", 4: "place in the cache"}
 """What native_run says, in words."""
 
-QUERIES_AT_ONCE, SPARE = 4, 8
-"""Queries that share a thread's scores, and numbers behind those of each, for a last vector."""
-
 
 def untranslatable(data: bytes, graph: GraphSpec) -> str:
     """Why a graph has no program, "" where it has one. data: the bytes of its file."""
     try:
-        translate(nodes_of(data).nodes, tensors_of(data), graph)
+        _read(data, graph)
     except Untranslatable as error:
         return str(error)
     return ""
 
 
+def _read(data: bytes, graph: GraphSpec) -> tuple[Program, Mapping[str, Tensor], int]:
+    """(the program, the graph's constants, its number of nodes). Untranslatable: it has none."""
+    try:
+        nodes, tensors = nodes_of(data).nodes, tensors_of(data)
+    except (ValueError, IndexError, KeyError) as error:
+        raise Untranslatable(f"it cannot be read ({type(error).__name__})") from error
+    return translate(nodes, tensors, graph), tensors, len(nodes)
+
+
 class NativeOpened:
-    """The `Opened` of provider.py."""
+    """The `Opened` of provider.py. One run at a time; other threads wait."""
 
     def __init__(self, model: Path, weights: Path, graph: GraphSpec, threads: int) -> None:
         """ProviderFailed: the graph holds something that has no kernel, or there is no memory."""
-        data = model.read_bytes()
-        found, tensors = nodes_of(data), tensors_of(data)
-        self._graph = graph
-        self.placement: Mapping[str, int] = {NAME: len(found.nodes)}
         try:
-            self._program = translate(found.nodes, tensors, graph)
+            self._program, tensors, nodes = _read(model.read_bytes(), graph)
+            self.placement: Mapping[str, int] = {NAME: nodes}
             self._stages = self._prepare(tensors, weights)
         except Untranslatable as error:
             raise ProviderFailed(f"{graph.file.file} has no native form: {error}") from None
-        except MemoryError:
-            raise ProviderFailed(f"there is no memory for {graph.file.file}; close other programs") from None
-        self._scratch = _Scratch(self._program)
+        except (MemoryError, OSError, ValueError) as error:
+            raise ProviderFailed(f"{graph.file.file} cannot be loaded: {error or 'there is no memory'}") from None
+        self._scratch: list[Scratch] = []
+        self._lock, self._process = threading.Lock(), os.getpid()
         self._pool = library().native_pool(threads, len(self._program.steps))
         if not self._pool:
             raise ProviderFailed("the system gives no memory for threads")
         self.threads = library().native_threads(self._pool)
+        self._end = weakref.finalize(self, _free, self._pool, self._process)
 
     def bind(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> Callable[[], None]:
         """As provider.py says; past and present of a layer must be one array."""
         if not self._pool:
             raise ProviderFailed("this graph is closed")
-        return _Bound(self, inputs, outputs, self._scratch.of(inputs["input_ids"].shape[1])).run
+        try:
+            scratch = self._scratch_for(inputs["input_ids"].shape[1], inputs["bias"].shape[-1])
+            bound = Bound(self._program, self._stages, inputs, outputs, scratch)
+        except (KeyError, IndexError) as error:
+            raise ProviderFailed(f"the graph lacks an input: {error}") from None
+        except MemoryError:
+            raise ProviderFailed("there is no memory for a run of this width; close other programs") from None
+        bound.run.vocabulary, bound.run.positions_known = self.vocabulary, self.positions
+        return lambda: self._run(bound)
 
     def close(self) -> None:
-        pool, self._pool = self._pool, None
-        if pool:
-            library().native_free(pool)
+        with self._lock:
+            self._pool = None
+            self._end()
+
+    def _run(self, bound: Bound) -> None:
+        """ProviderFailed: an input names a token, position, row or place that is not there."""
+        with self._lock:
+            if not self._pool:
+                raise ProviderFailed("this graph is closed")
+            if os.getpid() != self._process:
+                raise ProviderFailed("this process was forked from the one that loaded the model: load it here")
+            bound.run.before = int(bound.seqlens[0]) + 1 - bound.run.rows
+            code = library().native_run(self._pool, bound.reference)
+        if code:
+            raise ProviderFailed(f"an input names a {WRONG[code]} that is not there")
+
+    def _scratch_for(self, rows: int, slots: int) -> Scratch:
+        """Of the present cache's size only: the session binds anew when that grows."""
+        self._scratch = [scratch for scratch in self._scratch if scratch.slots == slots]
+        for scratch in self._scratch:
+            if scratch.fits(rows, slots):
+                return scratch
+        self._scratch.append(Scratch(self._program, room(rows), slots, self.threads))
+        return self._scratch[-1]
 
     def _prepare(self, tensors: Mapping[str, Tensor], weights: Path) -> Any:
         """The stages with their constants in memory: matrices packed, small ones copied, tables left in the file."""
-        tables = {
-            n for s in self._program.steps if s.table for n in (s.table.codes, s.table.scale, s.table.offset) if n
-        }
-        wanted = set(names(self._program))
+        steps = self._program.steps
         self._file = np.memmap(weights, np.uint8, "r")
-        kept = {name: np.asarray(tensors[name].array(self._file)) for name in tables}
         passing = np.memmap(weights, np.uint8, "r")  # what is packed is mapped apart, so that it leaves memory again
-        constants = {name: np.asarray(tensors[name].array(passing)) for name in wanted}
+        constants = {name: np.asarray(tensors[name].array(passing)) for name in set(names(self._program))}
         self._packed = pack(self._program, constants)
-        small = {n for s in self._program.steps for n in (s.gamma, s.cos, s.sin) if n}
-        kept |= {name: np.array(constants[name]) for name in small}
-        self._kept = kept
-        self.vocabulary = min((len(kept[s.table.codes]) for s in self._program.steps if s.table), default=0)
-        self.positions = min((len(kept[s.cos]) for s in self._program.steps if s.cos), default=0)
-        stages = (Stage * len(self._program.steps))()
-        for stage, step in zip(stages, self._program.steps, strict=True):
+        tables = {n for s in steps if s.table for n in (s.table.codes, s.table.scale, s.table.offset) if n}
+        small = {n for s in steps for n in (s.gamma, s.cos, s.sin) if n}
+        self._kept = {name: np.asarray(tensors[name].array(self._file)) for name in tables}
+        self._kept |= {name: np.array(constants[name]) for name in small}
+        self.vocabulary = min((len(self._kept[s.table.codes]) for s in steps if s.table), default=0)
+        self.positions = min((len(self._kept[s.cos]) for s in steps if s.cos), default=0)
+        stages = (Stage * len(steps))()
+        for stage, step in zip(stages, steps, strict=True):
             self._fill(stage, step)
         return stages
 
@@ -102,120 +135,22 @@ class NativeOpened:
         stage.kind, stage.count, stage.width = step.kind, len(step.matrices), step.width
         stage.f0, stage.f1, stage.f2, stage.f3 = f
         stage.q0, stage.q1 = q
-        stage.columns = (*columns, *[0] * (MOST - len(columns)))
-        stage.first = step.first
+        stage.columns, stage.first = (*columns, *[0] * (MOST - len(columns))), step.first
+        stage.epsilon, stage.scale = step.epsilon, step.scale
         if (of := step.heads) is not None:
             stage.layer, stage.heads, stage.kv_heads, stage.dim = of.layer, of.heads, of.kv_heads, of.dim
-        stage.epsilon, stage.scale = step.epsilon, step.scale
         for field in ("gamma", "cos", "sin"):
             if name := getattr(step, field):
                 setattr(stage, field, self._kept[name].ctypes.data)
-        matrices = [self._packed.matrices[key(m)] for m in step.matrices]
-        stage.matrices = (Matrix * MOST)(*matrices)
+        stage.matrices = (Matrix * MOST)(*(self._packed.matrices[key(m)] for m in step.matrices))
         if (table := step.table) is not None:
-            places = [
-                self._kept[name].ctypes.data if name else None for name in (table.codes, table.scale, table.offset)
-            ]
-            n, columns_ = self._kept[table.codes].shape
-            middle = 1 << (table.bits - 1)
-            stage.table = Table(*places, n, columns_ * 8 // table.bits, table.block, table.bits, middle)
+            arrays = [self._kept[name] if name else None for name in (table.codes, table.scale, table.offset)]
+            places = [None if array is None else array.ctypes.data for array in arrays]
+            n, bytes_ = self._kept[table.codes].shape
+            stage.table = Table(*places, n, bytes_ * 8 // table.bits, table.block, table.bits, 1 << (table.bits - 1))
 
 
-class _Scratch:
-    """Memory of the program's buffers for runs of up to some rows; a wider run gets new memory."""
-
-    def __init__(self, program: Program) -> None:
-        self._program, self._rows = program, 0
-        self._floats: list[NDArray[np.float32]] = []
-        self._quantised: list[tuple[Array, ...]] = []
-
-    def of(self, rows: int) -> _Scratch:
-        """One with room for `rows`: itself, or a copy of its lists with new arrays."""
-        if rows > self._rows:
-            self._rows = rows
-            self._floats = [np.zeros((0 if b.output else rows, b.width), np.float32) for b in self._program.floats]
-            self._quantised = [_quantised(rows, b.width) for b in self._program.quantised]
-        return self
-
-    def floats(self, outputs: Mapping[str, Array], rows: int) -> tuple[Any, list[Array]]:
-        """(the structures, what they point at): an output that nobody wants still needs memory."""
-        arrays: list[Array] = []
-        for buffer, array in zip(self._program.floats, self._floats, strict=True):
-            wanted = outputs.get(buffer.output) if buffer.output else array
-            arrays.append(np.zeros((rows, buffer.width), np.float32) if wanted is None else wanted)
-        pairs = zip(arrays, self._program.floats, strict=True)
-        return (Floats * len(arrays))(*(Floats(a.ctypes.data, b.width, b.asked) for a, b in pairs)), arrays
-
-    def quantised(self) -> tuple[Any, list[tuple[Array, ...]]]:
-        pairs = zip(self._quantised, self._program.quantised, strict=True)
-        made = (Quantised * len(self._quantised))(*(Quantised(*(a.ctypes.data for a in p), b.width) for p, b in pairs))
-        return made, list(self._quantised)
-
-
-def _quantised(rows: int, width: int) -> tuple[Array, ...]:
-    blocks = (rows, width // BLOCK)
-    return np.zeros((rows, width), np.int8), np.zeros(blocks, np.float32), np.zeros(blocks, np.float32)
-
-
-class _Bound:
-    """One shape of run. What it points at stays alive with it."""
-
-    def __init__(
-        self, opened: NativeOpened, inputs: Mapping[str, Array], outputs: Mapping[str, Array], scratch: _Scratch
-    ) -> None:
-        self._opened = opened
-        self._alive: list[object] = [dict(inputs), dict(outputs)]
-        self._rows, self._asked = inputs["input_ids"].shape[1], len(inputs["rows"])
-        bias = inputs["bias"]
-        slots = bias.shape[-1]
-        self._run = Run(count=len(opened._stages), rows=self._rows, asked=self._asked, slots=slots)
-        self._run.stages = opened._stages
-        floats, arrays = scratch.floats(outputs, self._rows)
-        quantised, parts = scratch.quantised()
-        self._run.floats, self._run.quantised = floats, quantised
-        self._alive += [floats, quantised, arrays, parts]
-        self._run.ids = self._address(inputs["input_ids"], np.int32)
-        self._run.asked_rows = self._address(inputs["rows"], np.int32)
-        self._run.positions = self._address(inputs["position_ids"], np.int64)
-        self._run.bias = self._address(bias, np.float32)
-        self._run.past = self._past(inputs, outputs, slots)
-        own = max(QUERIES_AT_ONCE * (slots + SPARE), *(b.width for b in opened._program.floats))
-        self._run.tables = own
-        self._run.scores = self._new(np.zeros(opened.threads * own, np.float32))
-        self._run.prefix = self._new(np.zeros(self._rows, np.int32))
-        self._run.more = self._new(np.zeros(self._rows, np.int32))
-        self._run.seen = self._new(np.zeros((self._rows, slots), np.int32))
-        self._run.vocabulary, self._run.positions_known = opened.vocabulary, opened.positions
-        self._reference = ctypes.byref(self._run)
-        self._seqlens, self._call = inputs["seqlens_k"], library().native_run
-
-    def run(self) -> None:
-        """ProviderFailed: an input names a token, position, row or place that is not there."""
-        if not self._opened._pool:
-            raise ProviderFailed("this graph is closed")
-        self._run.before = int(self._seqlens[0]) + 1 - self._rows
-        if code := self._call(self._opened._pool, self._reference):
-            raise ProviderFailed(f"an input names a {WRONG[code]} that is not there")
-
-    def _past(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array], slots: int) -> int:
-        heads = {step.heads for step in self._opened._program.steps if step.heads is not None}
-        layers, shapes = {of.layer for of in heads}, {(1, of.kv_heads, slots, of.dim) for of in heads}
-        places = (ctypes.c_void_p * (2 * (max(layers, default=-1) + 1)))()
-        for layer in layers:
-            for part, kind in enumerate(("key", "value")):
-                past = inputs[f"past_{kind}.{layer}"]
-                present = outputs.get(f"present_{kind}.{layer}", past)
-                if past.shape not in shapes or present.ctypes.data != past.ctypes.data:
-                    raise ProviderFailed("the native kernels rewrite the cache in place, in one array per layer")
-                places[2 * layer + part] = self._address(past, np.float32)
-        self._alive.append(places)
-        return ctypes.addressof(places)
-
-    def _address(self, array: Array, dtype: Any) -> int:
-        if array.dtype != dtype or not array.flags.c_contiguous:
-            raise ProviderFailed(f"an array is {array.dtype}, or has gaps, where the native kernels take {dtype}")
-        return int(array.ctypes.data)
-
-    def _new(self, array: Array) -> int:
-        self._alive.append(array)
-        return int(array.ctypes.data)
+def _free(pool: int, process: int) -> None:
+    """Ends the threads, which a forked process has not."""
+    if os.getpid() == process:
+        library().native_free(pool)

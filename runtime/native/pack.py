@@ -16,18 +16,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spec_edge.runtime.native.library import library
-from spec_edge.runtime.native.mirror import MATMUL, S6_SIXTEEN, S8_BLOCK, S8_FIVE, SWIGLU, U4_MIDDLE, U4_OFFSET, Matrix
+from spec_edge.runtime.native.mirror import (
+    BYTES,
+    MATMUL,
+    S6_SIXTEEN,
+    S8_BLOCK,
+    S8_FIVE,
+    SWIGLU,
+    U4_MIDDLE,
+    U4_OFFSET,
+    Matrix,
+)
 from spec_edge.runtime.native.program import Linear, Program
 from spec_edge.runtime.native.state import BLOCK, LANES, Untranslatable
-
-SIZES = {U4_OFFSET: 160, U4_MIDDLE: 144, S6_SIXTEEN: 224, S8_BLOCK: 272, S8_FIVE: 288}
-"""Bytes of a block of 8 rows."""
 
 FIVE, SIX = 16, 32
 """Codes of 5- and 6-bit types lie within [middle - n, middle + n)."""
 
 TOP = 13
 """The largest scale of a matrix lies below 2 ** (TOP + 1); float16 ends at 65504."""
+
+FARTHEST = 100
+"""Powers of two that fp32 holds with room to spare."""
 
 ALIGNED = 64
 Constants = Mapping[str, NDArray[Any]]
@@ -43,7 +53,7 @@ class Packed:
 
 
 def key(m: Linear) -> tuple[str, ...]:
-    return (m.codes, m.scale, m.offset, m.bias)
+    return (m.codes, m.scale, m.offset, m.bias, f"{m.n} {m.k} {m.bits} {m.block}")
 
 
 def pack(program: Program, constants: Constants) -> Packed:
@@ -79,7 +89,7 @@ def _form(m: Linear, codes: NDArray[np.uint8]) -> int:
 
 
 def _bytes(m: Linear, form: int) -> int:
-    size = -(-m.n // LANES) * (m.k // BLOCK) * SIZES[form]
+    size = -(-m.n // LANES) * (m.k // BLOCK) * BYTES[form]
     return -(-size // ALIGNED) * ALIGNED
 
 
@@ -91,6 +101,7 @@ def _put(m: Linear, form: int, constants: Constants, at: int) -> float:
     if offset is not None:
         most = max(8 * most, float(np.abs(offset).max(initial=0.0)) + 8 * most)
     exponent = TOP - math.frexp(most)[1] if most > 0 and math.isfinite(most) else 0
+    exponent = max(-FARTHEST, min(FARTHEST, exponent))
     times = math.ldexp(1.0, exponent)
     codes = constants[m.codes].ctypes.data
     place = None if offset is None else offset.ctypes.data

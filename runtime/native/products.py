@@ -11,16 +11,19 @@ from spec_edge.runtime.onnx_nodes import Node
 def matmul(t: State, node: Node) -> None:
     numbers = node.numbers
     n, k, bits, block = (numbers.get(key, 0) for key in ("N", "K", "bits", "block_size"))
-    if len(node.inputs) != 3 or bits not in (4, 8) or k % BLOCK or (block % BLOCK and (bits, block) != (8, 16)):
+    known = min(n, k, block) > 0 and bits in (4, 8) and k % BLOCK == 0 and k % max(block, 1) == 0
+    if not known or (block % BLOCK and (bits, block) != (8, BLOCK // 2)):
         raise t.refused(f"{bits} bits in blocks of {block} are packed another way")
     codes = t.constant(node.inputs[1], "uint8", n, k // block, block * bits // 8)
     scale = t.constant(node.inputs[2], "float32", n, k // block)
     source = t.whole(node.inputs[0])
+    if source.width != k:
+        raise t.refused(f"it multiplies rows of {source.width} by {k} columns")
     asked = t.program.floats[source.buffer].asked
     q = t.quantised_of(node.inputs[0])
     step = _product(t, q, asked)
     buffer = t.program.floats[step.f[0]]
-    step.matrices.append(Linear(n, k, bits, block, codes, scale, column=buffer.width))
+    step.matrices.append(Linear(n, k, bits, block, codes, scale, column=buffer.width, source=node.inputs[0]))
     t.values[node.outputs[0]] = View(step.f[0], buffer.width, n)
     buffer.width += n
 
@@ -45,10 +48,10 @@ def _matrix(t: State, view: View) -> Linear:
 
 
 def block_sums(t: State, node: Node) -> None:
-    reshape = next(n for n in t.nodes if node.inputs[0] in n.outputs)
-    if reshape.kind != "Reshape":
+    source = t.reshaped.get(node.inputs[0])
+    if source is None or node.numbers.get("keepdims", 1):
         raise t.refused("it sums something else than blocks")
-    t.values[node.outputs[0]] = BlockSums(reshape.inputs[0])
+    t.values[node.outputs[0]] = BlockSums(source)
 
 
 def offsets(t: State, node: Node) -> None:
@@ -56,7 +59,14 @@ def offsets(t: State, node: Node) -> None:
     view = t.view(node.inputs[2])
     matrix = _matrix(t, view)
     blocks = matrix.k // matrix.block
-    if not isinstance(sums, BlockSums) or matrix.block % BLOCK or matrix.bias or len(node.numbers) or node.reals:
+    if (
+        sums != BlockSums(matrix.source)
+        or matrix.block % BLOCK
+        or matrix.offset
+        or matrix.bias
+        or node.numbers
+        or node.reals
+    ):
         raise t.refused("it is no offset of a matrix in blocks of 32")
     matrix.offset = t.constant(node.inputs[1], "float32", blocks, matrix.n)
     t.values[node.outputs[0]] = view
@@ -65,20 +75,24 @@ def offsets(t: State, node: Node) -> None:
 def add(t: State, node: Node) -> None:
     a, b = (t.values.get(name) for name in node.inputs)
     if isinstance(a, View) and isinstance(b, TableOffsets):
-        table = t.program.steps[-1].table
-        if table is None:
+        last = t.program.steps[-1]
+        table = last.table
+        if table is None or table.offset or last.f != [a.buffer]:
             raise t.refused("it adds offsets to what no table has just given")
         table.offset = b.constant
         t.values[node.outputs[0]] = a
         return
     view = t.view(node.inputs[0])
-    _matrix(t, view).bias = t.constant(node.inputs[1], "float32", view.width)
+    matrix = _matrix(t, view)
+    if matrix.bias:
+        raise t.refused("it adds a second bias")
+    matrix.bias = t.constant(node.inputs[1], "float32", view.width)
     t.values[node.outputs[0]] = view
 
 
 def split(t: State, node: Node) -> None:
     view = t.view(node.inputs[0])
-    if len(node.inputs) > 1 or len(node.outputs) != 2 or view.width % 2:
+    if node.numbers.get("axis") not in (-1, 1) or view.width % 2:
         raise t.refused("it splits into something else than halves")
     half = view.width // 2
     for i, name in enumerate(node.outputs):
@@ -102,9 +116,13 @@ def mul(t: State, node: Node) -> None:
 def _swiglu(t: State, name: str, gate: View, up: View) -> None:
     """In the place of the product that made both."""
     step = t.program.steps.pop()
+    if step.kind != MATMUL:
+        raise t.refused("its halves are not the last product's")
     parts = [_part(t, step, view) for view in (gate, up)]
+    if any(all(m is not used for used, _ in parts) for m in step.matrices):
+        raise t.refused("it takes a part of a product")
     width = gate.width
-    if step.kind != MATMUL or width != up.width or width % BLOCK or any(first % LANES for _, first in parts):
+    if width != up.width or width % BLOCK or any(first % LANES for _, first in parts):
         raise t.refused(f"its {width} columns are no multiple of {BLOCK}")
     if t.uses(name) != {"MatMulNBits"}:
         raise t.refused("something else than a product reads it")

@@ -24,7 +24,8 @@ class View:
 
 @dataclass
 class Linear:
-    """A quantised matrix [n, k], by the names of its constants. offset, bias: names, "" where there is none."""
+    """A quantised matrix [n, k], by the names of its constants. offset, bias: names, "" where there is none; source:
+    the value that it multiplies."""
 
     n: int
     k: int
@@ -35,6 +36,7 @@ class Linear:
     offset: str = ""
     bias: str = ""
     column: int = 0
+    source: str = ""
 
 
 @dataclass
@@ -114,30 +116,36 @@ def _share(buffers: list[Buffer], used: list[Numbers]) -> tuple[list[Buffer], di
     """Buffers that are needed, and the number of each old one among them; outputs share with nobody."""
     made: list[Buffer] = []
     of: dict[int, int] = {}
-    free: list[int] = []
-    spans = dict(_spans(used))
+    free: dict[tuple[int, bool], list[int]] = {}
+    begins: dict[int, list[int]] = {}
+    ends: dict[int, list[int]] = {}
+    for b, (first, last) in _spans(used):
+        begins.setdefault(first, []).append(b)
+        ends.setdefault(last, []).append(b)
     for at in range(len(used)):
-        begin = [b for b, (first, _) in spans.items() if first == at]
-        for b in sorted(begin):
+        for b in begins.get(at, ()):
             wanted = buffers[b]
-            fit = [
-                i for i in free if not wanted.output and (made[i].width, made[i].asked) == (wanted.width, wanted.asked)
-            ]
-            if fit:
-                of[b] = fit[0]
-                free.remove(fit[0])
-            else:
-                of[b] = len(made)
+            fit = [] if wanted.output else free.get((wanted.width, wanted.asked), [])
+            of[b] = fit.pop() if fit else len(made)
+            if of[b] == len(made):
                 made.append(wanted)
-        free += [of[b] for b, (_, last) in spans.items() if last == at and not buffers[b].output]
+        for b in ends.get(at, ()):
+            if not buffers[b].output:
+                free.setdefault((buffers[b].width, buffers[b].asked), []).append(of[b])
     return made, of
 
 
 def _spans(used: list[Numbers]) -> Iterator[tuple[int, tuple[int, int]]]:
     """(buffer, (first stage, last stage))."""
-    for b in sorted({b for numbers in used for b in numbers if b != NONE}):
-        at = [i for i, numbers in enumerate(used) if b in numbers]
-        yield b, (at[0], at[-1])
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for at, numbers in enumerate(used):
+        for b in numbers:
+            if b != NONE:
+                first.setdefault(b, at)
+                last[b] = at
+    for b in sorted(first):
+        yield b, (first[b], last[b])
 
 
 def names(program: Program) -> Iterable[str]:

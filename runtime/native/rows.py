@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from spec_edge.runtime.native.mirror import ATTEND, EMBED, GATHER, JOIN, NONE, NORM, ROPE
+from spec_edge.runtime.native.mirror import ATTEND, EMBED, GATHER, JOIN, NONE, NORM, ROPE, WIDEST_HEAD
 from spec_edge.runtime.native.program import Heads, Rows, Step, View
-from spec_edge.runtime.native.state import BLOCK, LANES, State, TableOffsets
+from spec_edge.runtime.native.state import BLOCK, LANES, Ids, State, TableOffsets
 from spec_edge.runtime.onnx_nodes import Node
 
-WIDEST_HEAD = 256
-"""Of src/attention.c."""
+ATTENTION = frozenset({"num_heads", "kv_num_heads", "do_rotary", "rotary_interleaved"})
+"""Whole-number options of attention that mean something here."""
 
 
 def alias(t: State, node: Node) -> None:
@@ -21,13 +21,12 @@ def alias(t: State, node: Node) -> None:
 def embed(t: State, node: Node) -> None:
     numbers = node.numbers
     codes, scale = t.constant(node.inputs[0], "uint8"), t.constant(node.inputs[2], "float32")
-    if len(node.inputs) != 3 or numbers.get("gather_axis", 0) or numbers.get("quantize_axis", 1) != 1:
-        raise t.refused("the table is laid out another way")
-    bits, block = numbers.get("bits", 4), numbers.get("block_size", 128)
-    n, columns = t.tensors[codes].shape
-    width = columns * 8 // bits
-    if bits not in (4, 8) or block % 2 or width % block or t.tensors[scale].shape != (n, width // block):
+    if numbers.get("gather_axis", 0) or numbers.get("quantize_axis", 1) != 1 or t.values.get(node.inputs[1]) != Ids():
+        raise t.refused("the table is laid out or read another way")
+    bits, block, shape = numbers.get("bits", 4), numbers.get("block_size", 128), t.tensors[codes].shape
+    if len(shape) != 2 or bits not in (4, 8):
         raise t.refused("the table has another form")
+    width = shape[1] * 8 // bits
     buffer = t.floats(width)
     t.values[node.outputs[0]] = View(buffer, 0, width)
     t.program.steps.append(Step(EMBED, [buffer], table=Rows(bits, block, codes, scale)))
@@ -37,6 +36,8 @@ def gather(t: State, node: Node) -> None:
     if node.numbers.get("axis", 0):
         raise t.refused("it gathers columns")
     if node.inputs[0] in t.tensors:
+        if t.values.get(node.inputs[1]) != Ids():
+            raise t.refused("it looks up something else than tokens")
         t.values[node.outputs[0]] = TableOffsets(t.constant(node.inputs[0], "float32"))
         return
     if node.inputs[1] != "rows":
@@ -75,17 +76,22 @@ def attend(t: State, node: Node) -> None:
     heads, kv_heads = numbers.get("num_heads", 0), numbers.get("kv_num_heads", 0)
     layer = node.inputs[3].removeprefix("past_key.")
     places = [f"past_key.{layer}", f"past_value.{layer}", "seqlens_k", "total_len"]
-    if list(node.inputs[3:7]) != places or list(node.inputs[9:]) != ["position_ids", "bias"] or not layer.isdigit():
+    if (
+        list(node.inputs[3:7]) != places
+        or list(node.inputs[9:]) != ["position_ids", "bias"]
+        or not layer.isdecimal()
+        or not layer.isascii()
+    ):
         raise t.refused("its cache, positions or mask come from elsewhere")
     views = _queries(t, node, heads, kv_heads)
     dim = views[0].width // max(heads, 1)
-    if dim % BLOCK or dim > WIDEST_HEAD or heads % max(kv_heads, 1):
+    if [v.width for v in views] != [heads * dim, kv_heads * dim, kv_heads * dim] or dim % BLOCK or dim > WIDEST_HEAD:
         raise t.refused(f"heads of {dim} have no kernel")
     if numbers.get("do_rotary", 0) != 1 or numbers.get("rotary_interleaved", 0):
         raise t.refused("it rotates another way")
+    if not set(numbers) <= ATTENTION or not set(node.reals) <= {"scale"}:
+        raise t.refused("it has options that no kernel knows")
     cos, sin = (t.constant(name, "float32") for name in node.inputs[7:9])
-    if t.tensors[cos].shape != t.tensors[sin].shape or t.tensors[cos].shape[1] != dim // 2:
-        raise t.refused("it rotates a part of a head")
     shape = Heads(int(layer), heads, kv_heads, dim)
     columns = tuple(v.column for v in views)
     rope = Step(ROPE, [v.buffer for v in views], columns=columns, cos=cos, sin=sin, heads=shape)
@@ -98,14 +104,18 @@ def attend(t: State, node: Node) -> None:
 def _queries(t: State, node: Node, heads: int, kv_heads: int) -> list[View]:
     """Queries, keys and values: of one value or three."""
     whole = t.view(node.inputs[0])
-    if node.inputs[1]:
+    if node.inputs[1] or node.inputs[2]:
         return [whole, t.view(node.inputs[1]), t.view(node.inputs[2])]
-    dim = whole.width // max(heads + 2 * kv_heads, 1)
+    dim, rest = divmod(whole.width, max(heads + 2 * kv_heads, 1))
+    if rest:
+        raise t.refused("queries, keys and values are not one value of whole heads")
     columns = (whole.column, whole.column + heads * dim, whole.column + (heads + kv_heads) * dim)
     return [View(whole.buffer, c, n * dim) for c, n in zip(columns, (heads, kv_heads, kv_heads), strict=True)]
 
 
 def concat(t: State, node: Node) -> None:
+    if node.numbers.get("axis") not in (-1, 1):
+        raise t.refused("it joins rows, not columns")
     views = [t.whole(name) for name in node.inputs]
     buffer = t.floats(sum(v.width for v in views))
     t.values[node.outputs[0]] = View(buffer, 0, t.program.floats[buffer].width)

@@ -22,6 +22,15 @@ class Untranslatable(Exception):
     """Says which node has no stage, and why."""
 
 
+MANY = 1 << 13
+"""Nodes of the largest graph: about 27 for each layer are usual."""
+
+
+@dataclass(frozen=True)
+class Ids:
+    """The input of token ids."""
+
+
 @dataclass(frozen=True)
 class BlockSums:
     """Sums of a value over blocks of columns: what offsets are multiplied by."""
@@ -44,13 +53,14 @@ class TableOffsets:
     constant: str
 
 
-Value: TypeAlias = "View | BlockSums | Gate | TableOffsets"
+Value: TypeAlias = "View | Ids | BlockSums | Gate | TableOffsets"
 
 
 class State:
     """nodes, tensors  of the graph
     values     what each value's name stands for
     quantised  the 8-bit form of a buffer, by its number
+    reshaped   what each reshaped value was
     node       the one that is being translated
     """
 
@@ -59,12 +69,17 @@ class State:
         self.values: dict[str, Value] = {}
         self.quantised: dict[int, int] = {}
         self.program = Program()
-        self.node = nodes[0]
+        self.node = nodes[0] if nodes else Node("", "", "", (), ())
         self._outputs = outputs
         self._readers: dict[str, list[Node]] = {}
         for node in nodes:
             for name in node.inputs:
                 self._readers.setdefault(name, []).append(node)
+        self.reshaped = {node.outputs[0]: node.inputs[0] for node in nodes if node.kind == "Reshape"}
+        made = [name for node in nodes for name in node.outputs if name]
+        if not nodes or len(nodes) > MANY or len(set(made)) < len(made):
+            raise Untranslatable(f"{len(nodes)} nodes, or some that write the same value")
+        self.values["input_ids"] = Ids()
 
     def refused(self, why: str) -> Untranslatable:
         return Untranslatable(f"{self.node.kind} '{self.node.key}': {why}")

@@ -11,43 +11,58 @@ from collections.abc import Callable, Mapping, Sequence
 
 from spec_edge.models.contract import GraphSpec
 from spec_edge.runtime.native import products, rows
+from spec_edge.runtime.native.check import check
 from spec_edge.runtime.native.program import Program
-from spec_edge.runtime.native.state import State
+from spec_edge.runtime.native.state import State, Untranslatable
 from spec_edge.runtime.onnx_nodes import Node
 from spec_edge.runtime.onnx_tensors import Tensor
 
-OPERATORS: Mapping[str, Callable[[State, Node], None]] = {
-    "Squeeze": rows.alias,
-    "Unsqueeze": rows.alias,
-    "Reshape": rows.alias,
-    "GatherBlockQuantized": rows.embed,
-    "Gather": rows.gather,
-    "SimplifiedLayerNormalization": rows.norm,
-    "SkipSimplifiedLayerNormalization": rows.skip_norm,
-    "GroupQueryAttention": rows.attend,
-    "Concat": rows.concat,
-    "MatMulNBits": products.matmul,
-    "ReduceSum": products.block_sums,
-    "Gemm": products.offsets,
-    "Add": products.add,
-    "Split": products.split,
-    "Sigmoid": products.sigmoid,
-    "Mul": products.mul,
+OPERATORS: Mapping[str, tuple[Callable[[State, Node], None], int, int]] = {
+    "Squeeze": (rows.alias, 2, 1),
+    "Unsqueeze": (rows.alias, 2, 1),
+    "Reshape": (rows.alias, 2, 1),
+    "GatherBlockQuantized": (rows.embed, 3, 1),
+    "Gather": (rows.gather, 2, 1),
+    "SimplifiedLayerNormalization": (rows.norm, 2, 1),
+    "SkipSimplifiedLayerNormalization": (rows.skip_norm, 3, 4),
+    "GroupQueryAttention": (rows.attend, 11, 3),
+    "Concat": (rows.concat, 0, 1),
+    "MatMulNBits": (products.matmul, 3, 1),
+    "ReduceSum": (products.block_sums, 2, 1),
+    "Gemm": (products.offsets, 3, 1),
+    "Add": (products.add, 2, 1),
+    "Split": (products.split, 1, 2),
+    "Sigmoid": (products.sigmoid, 1, 1),
+    "Mul": (products.mul, 2, 1),
 }
+"""What translates an operator, and how many inputs (0: any number) and outputs it has in our graphs."""
 
 LEAVING = ("logits", "hidden", "taps")
 """Outputs besides the cache."""
 
 
 def translate(nodes: Sequence[Node], tensors: Mapping[str, Tensor], graph: GraphSpec) -> Program:
-    """The program of a graph of the fused lowering. Untranslatable: an operator, or a use of it, has no stage."""
-    outputs = {t.name for t in graph.outputs}
+    """The program of a graph of the fused lowering, checked. Untranslatable: an operator or use of it has no stage."""
+    try:
+        program = _translated(nodes, tensors, {t.name for t in graph.outputs})
+        check(program, tensors, graph)
+    except Untranslatable:
+        raise
+    except Exception as error:  # a graph may be wrong in more ways than anybody lists
+        raise Untranslatable(f"it is no graph that spec-edge writes ({type(error).__name__})") from error
+    return program
+
+
+def _translated(nodes: Sequence[Node], tensors: Mapping[str, Tensor], outputs: set[str]) -> Program:
     state = State(nodes, tensors, outputs)
     for node in nodes:
         state.node = node
-        if node.kind not in OPERATORS:
+        how, inputs, leaving = OPERATORS.get(node.kind, (None, 0, 0))
+        if how is None:
             raise state.refused("there is no kernel for it")
-        OPERATORS[node.kind](state, node)
+        if len(node.inputs) != (inputs or len(node.inputs)) or len(node.outputs) != leaving:
+            raise state.refused("it has other inputs or outputs than spec-edge writes")
+        how(state, node)
     for name in LEAVING:
         if name in outputs:
             buffer = state.program.floats[state.whole(name).buffer]

@@ -6,16 +6,15 @@ other processors and other graphs (fp32, fp16, drafters inside a bundle) in sile
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Mapping
 from importlib.metadata import version
 
 from spec_edge.runtime.bench.machine import physical_cores
-from spec_edge.runtime.native.library import library
+from spec_edge.runtime.native.library import library, unfit
 from spec_edge.runtime.native.opened import NAME, NativeOpened, untranslatable
 from spec_edge.runtime.providers.provider import Found, Job, Provider
-
-MACHINES = ("x86_64", "amd64")
 
 
 def find_here(options: Mapping[str, str]) -> Found:  # noqa: ARG001
@@ -26,15 +25,20 @@ def find_here(options: Mapping[str, str]) -> Found:  # noqa: ARG001
 
 def unsuited(job: Job) -> str:
     """Why this graph, or this kind of processor, is none of its own; "" where it is."""
-    if platform.machine().lower() not in MACHINES:
-        return f"spec-edge's own kernels are for x86-64, not for {platform.machine()}"
-    return untranslatable(job.model.read_bytes(), job.graph)
+    return unfit() or untranslatable(job.model.read_bytes(), job.graph)
+
+
+def processors() -> int:
+    """Those that this process may use: more threads than that would wait for one another at every stage."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def open_job(job: Job) -> NativeOpened:
     library()
     weights = job.model.with_name(job.weights.file)
-    return NativeOpened(job.model, weights, job.graph, job.threads or physical_cores())
+    return NativeOpened(job.model, weights, job.graph, min(job.threads or physical_cores(), processors()))
 
 
 PROVIDER = Provider(

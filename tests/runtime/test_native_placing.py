@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,8 +22,9 @@ from spec_edge.runtime.providers.provider import Found, ProviderMissing, provide
 pytestmark = pytest.mark.usefixtures("own_cache")
 
 
-def test_a_bundle_that_it_is_not_for_runs_elsewhere_without_a_word(tiny: Path) -> None:
-    with load(tiny) as llm:
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_bundle_that_it_is_not_for_runs_elsewhere_without_a_word(tiny: Path, strict: bool) -> None:
+    with load(tiny, strict=strict) as llm:
         assert llm.provider == "cpu" and not llm.notes
 
 
@@ -34,13 +36,6 @@ def test_asked_for_it_says_which_node_it_lacks(tiny: Path) -> None:
     assert "Traceback" not in alone.stderr and len(alone.stderr.splitlines()) == 1
     behind = CliRunner().invoke(cli.main, [*arguments, "--max-new-tokens", "2", "hello"])
     assert behind.exit_code == 0 and "native skipped" in behind.stderr and "running on cpu" in behind.stderr
-
-
-@pytest.mark.parametrize("machine", ["arm64", "aarch64"])
-def test_another_processor_is_no_news(machine: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("platform.machine", lambda: machine)
-    job: Any = None  # it is not looked at
-    assert native.unsuited(job) == f"spec-edge's own kernels are for x86-64, not for {machine}"
 
 
 @pytest.fixture
@@ -60,9 +55,30 @@ def test_a_file_that_is_no_library_is_missing(tmp_path: Path, monkeypatch: pytes
         module.library()
 
 
+@pytest.mark.parametrize("machine", ["arm64", "aarch64"])
+@pytest.mark.usefixtures("fresh")
+def test_another_processor_is_no_news(machine: str, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    job: Any = None  # it is not looked at
+    assert native.unsuited(job) == f"spec-edge's own kernels are for x86-64, not for {machine}"
+    with load(tiny, strict=True) as llm:
+        assert llm.provider == "cpu" and not llm.notes
+
+
+def test_threads_are_at_most_the_processors_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "processors", lambda: 3)
+    asked: list[int] = []
+    monkeypatch.setattr(native, "library", lambda: None)
+    monkeypatch.setattr(native, "NativeOpened", lambda *arguments: asked.append(arguments[-1]))
+    for threads in (None, 2, 64):
+        job: Any = SimpleNamespace(model=Path("x"), weights=SimpleNamespace(file="w"), graph=None, threads=threads)
+        native.open_job(job)
+    assert asked[1:] == [2, 3] and asked[0] <= 3
+
+
 @pytest.mark.usefixtures("native_kernels", "fresh")
 def test_a_library_of_another_version_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SIZES", module.SIZES[:1] * len(module.SIZES))
+    monkeypatch.setattr(module, "FACTS", (0, *module.FACTS[1:]))
     with pytest.raises(ProviderMissing, match="another version's"):
         module.library()
 

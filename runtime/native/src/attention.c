@@ -5,10 +5,11 @@
  * what is read of the cache, and nothing else.
  */
 #include "native.h"
+#if NATIVE_X86
 
 #include <immintrin.h>
 
-enum { WIDEST_HEAD = 256, MOST = QUERIES_AT_ONCE };
+enum { MOST = QUERIES_AT_ONCE };
 
 /* query, out  of each; sees: columns it sees, of which the first `prefix` are the first slots, the rest in `seen` */
 typedef struct {
@@ -129,7 +130,10 @@ INLINE void mix(const int R, const Query *q, const float *keys, const float *val
     score_common(R, q, keys, common, dim, by);
     for (int r = 0; r < R; r++) score_rest(q + r, keys, common, dim, by);
     float inverse[MOST];
-    for (int r = 0; r < R; r++) inverse[r] = 1.0f / exp_sum(q[r].scores, q[r].sees, highest(q[r].scores, q[r].sees));
+    for (int r = 0; r < R; r++) {
+        const int sees = q[r].sees; /* a row that sees nothing gives zeros */
+        inverse[r] = sees ? 1.0f / exp_sum(q[r].scores, sees, highest(q[r].scores, sees)) : 0.0f;
+    }
     if (R == MOST) {
         for (int d = 0; d < dim; d += LANES * TWO) weigh(R, TWO, q, values, common, dim, d, out);
     } else {
@@ -177,3 +181,5 @@ void attend(const Stage *stage, const Run *run, int kv, int from, int count, flo
         for (int d = 0; d < dim; d++) to[d] = out[r][d];
     }
 }
+
+#endif

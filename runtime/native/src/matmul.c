@@ -15,6 +15,7 @@
  * that most forms widen once a block or once a half; S8_BLOCK must widen at once.
  */
 #include "native.h"
+#if NATIVE_X86
 
 #include <immintrin.h>
 #include <string.h>
@@ -304,3 +305,5 @@ AVX2 void swiglu(const Stage *stage, const Quantised *x, int rows, int block, co
         }
     }
 }
+
+#endif

@@ -7,6 +7,13 @@
 #ifndef SPEC_EDGE_NATIVE_H
 #define SPEC_EDGE_NATIVE_H
 
+/* A universal build compiles every file for other processors too; there is nothing in them then. */
+#if defined(__x86_64__) || defined(_M_X64)
+#define NATIVE_X86 1
+#else
+#define NATIVE_X86 0
+#endif
+
 #include <stddef.h>
 #include <stdint.h>
 
@@ -24,7 +31,7 @@
 #define INLINE static inline __attribute__((always_inline)) AVX2
 #endif
 
-enum { LANES = 8, BLOCK = 32, QUERIES_AT_ONCE = 4 };
+enum { LANES = 8, BLOCK = 32, QUERIES_AT_ONCE = 4, WIDEST_HEAD = 256, VERSION = 1 };
 
 /* How a matrix is packed: groups of 8 rows, blocks of 32 columns; see matmul.c. */
 enum { U4_OFFSET, U4_MIDDLE, S6_SIXTEEN, S8_BLOCK, S8_FIVE, FORMS };
@@ -60,7 +67,7 @@ typedef struct {
  *   GATHER    the asked rows of f0 -> f1 and q0
  *   MATMUL    q0 x matrices[0..count) -> f0, at columns[i]
  *   SWIGLU    q0 x matrices[0] (gate) and matrices[1] (up), each from row first[i] on, width rows -> q1
- *   ROPE      rotates q and k in f0, f1 and writes k and v (f2) into the cache of `layer`
+ *   ROPE      rotates q in f0, and writes k (f1), rotated, and v (f2) into the cache of `layer`
  *   ATTEND    f0 (queries) over the cache of `layer` -> f1 and q0
  *   JOIN      f0 (width columns of it) -> f1 at column columns[0]
  */

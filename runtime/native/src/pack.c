@@ -1,8 +1,8 @@
 /* Matrices as MatMulNBits keeps them, into the layout of matmul.c. */
 #include "native.h"
+#if NATIVE_X86
 
 #include <immintrin.h>
-#include <math.h>
 #include <string.h>
 
 enum { CENTRE4 = 8, CENTRE8 = 128 };
@@ -53,7 +53,7 @@ static void put_half(uint8_t *to, int lane, float x) {
 
 /* codes [n, k * bits / 8]; scale [n, k / block]; offset [k / block, n] or NULL: a weight is scale * (code - middle) +
  * offset; both are multiplied by `times`, a power of two, before they are rounded to float16.
- * out: (n + 7) / 8 groups of rows, zeros behind the last row. */
+ * out: (n + 7) / 8 groups of rows; what lies behind the last row is never used. */
 AVX2 EXPORT void native_pack(int form, const uint8_t *codes, const float *scale, const float *offset, int n, int k, int block,
                         float times, uint8_t *out) {
     static const int size[FORMS] = {BYTES_U4_OFFSET, BYTES_U4_MIDDLE, BYTES_S6_SIXTEEN, BYTES_S8_BLOCK, BYTES_S8_FIVE};
@@ -81,3 +81,5 @@ AVX2 EXPORT void native_pack(int form, const uint8_t *codes, const float *scale,
         }
     }
 }
+
+#endif

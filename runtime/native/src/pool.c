@@ -1,5 +1,6 @@
 /* A pool of threads that run one piece of work together: spinning between stages, asleep between runs. */
 #include "native.h"
+#if NATIVE_X86
 
 #include <immintrin.h>
 #include <stdlib.h>
@@ -49,14 +50,14 @@ typedef struct {
 } Padded;
 
 struct Pool {
-    Padded arrived, turn, epoch, asleep, running;
+    Padded arrived, turn, epoch, running;
     Padded *claims;
     Work work;
     void *context;
     Thread *workers;
     Lock mutex;
     Signal signal;
-    int threads, stages, ending, started;
+    int threads, stages, ending;
 };
 
 typedef struct {
@@ -66,9 +67,13 @@ typedef struct {
 
 /* Waits until `count` differs from `old`. A processor that others want is given away now and then. */
 static void spin(Count *count, long old) {
-    for (int i = 0; load(count) == old; i++) {
-        if (i < SPINS) _mm_pause();
-        else give_way();
+    for (int i = 0; load(count) == old;) {
+        if (i < SPINS) {
+            _mm_pause();
+            i++;
+        } else {
+            give_way();
+        }
     }
 }
 
@@ -177,9 +182,13 @@ void pool_run(Pool *pool, Work work, void *context) {
     store(&pool->running.value, pool->threads - 1);
     if (pool->threads > 1) publish(pool);
     work(context, 0);
-    for (int i = 0; load(&pool->running.value); i++) {
-        if (i < SPINS) _mm_pause();
-        else give_way();
+    for (int i = 0; load(&pool->running.value);) {
+        if (i < SPINS) {
+            _mm_pause();
+            i++;
+        } else {
+            give_way();
+        }
     }
 }
 
@@ -195,3 +204,5 @@ void pool_barrier(Pool *pool) {
 }
 
 int pool_claim(Pool *pool, int stage, int many) { return (int)add(&pool->claims[stage].value, many); }
+
+#endif

@@ -1,5 +1,6 @@
 /* What is done to one row: embedding, norm, quantisation, rotation, the exponential. */
 #include "native.h"
+#if NATIVE_X86
 
 #include <immintrin.h>
 #include <math.h>
@@ -20,7 +21,8 @@ INLINE float max8(__m256 v) {
 /* exp within 2 units of the last place where the result is a normal number, 0 far below. The range is cut by powers of
  * two, and a polynomial of degree 6 (its Taylor series, |r| <= ln(2) / 2) gives the rest. */
 INLINE __m256 exp8(__m256 x) {
-    x = _mm256_max_ps(_mm256_min_ps(x, _mm256_set1_ps(88.0f)), _mm256_set1_ps(-104.0f));
+    /* In this order what is no number stays none. */
+    x = _mm256_max_ps(_mm256_set1_ps(-104.0f), _mm256_min_ps(_mm256_set1_ps(88.0f), x));
     const __m256 n = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(1.44269504f)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     __m256 r = _mm256_fnmadd_ps(n, _mm256_set1_ps(0.693359375f), x);
     r = _mm256_fnmadd_ps(n, _mm256_set1_ps(-2.12194440e-4f), r);
@@ -74,9 +76,13 @@ AVX2 void quantise_row(const float *x, const Quantised *y, int row, int from, in
     int8_t *q = y->q + (size_t)row * y->k + from;
     const size_t block = ((size_t)row * y->k + from) / BLOCK;
     for (int b = 0; b < width / BLOCK; b++, x += BLOCK, q += BLOCK) {
-        __m256 most = _mm256_setzero_ps();
-        for (int i = 0; i < BLOCK; i += LANES) most = _mm256_max_ps(most, _mm256_and_ps(positive, _mm256_loadu_ps(x + i)));
-        const float highest = max8(most);
+        __m256 most = _mm256_setzero_ps(), wrong = _mm256_setzero_ps();
+        for (int i = 0; i < BLOCK; i += LANES) {
+            const __m256 v = _mm256_loadu_ps(x + i);
+            most = _mm256_max_ps(most, _mm256_and_ps(positive, v));
+            wrong = _mm256_or_ps(wrong, _mm256_cmp_ps(v, v, _CMP_UNORD_Q));
+        }
+        const float highest = _mm256_movemask_ps(wrong) ? NAN : max8(most); /* what is no number must be seen */
         const float scale = highest / 127.0f;
         const __m256 inverse = _mm256_set1_ps(highest > 0 ? 127.0f / highest : 0.0f);
         const __m256i low = _mm256_packs_epi32(eight(x, inverse), eight(x + 8, inverse));
@@ -147,3 +153,5 @@ AVX2 void rope_row(const Stage *stage, const Run *run, int row) {
         memcpy(run->past[2 * stage->layer + 1] + slot, v + h * dim, sizeof(float) * (size_t)dim);
     }
 }
+
+#endif

@@ -1,11 +1,14 @@
 /* Stages to tasks to threads, and what Python calls. */
 #include "native.h"
+#if NATIVE_X86
 
-#include <stdlib.h>
+#include <immintrin.h>
 #include <string.h>
 
 #if defined(_MSC_VER) && !defined(__clang__)
 #include <intrin.h>
+#else
+#include <cpuid.h>
 #endif
 
 /* Tasks a thread takes at once: a claim costs what a few hundred columns of eight rows do. */
@@ -43,6 +46,7 @@ static int tasks(const Run *run, const Stage *stage) {
     case SWIGLU: return stage->width / BLOCK;
     case ATTEND: return stage->kv_heads * shares(run, stage);
     case GATHER: return run->asked;
+    case QUANTISE: return rows_of(run, stage);
     default: return run->rows;
     }
 }
@@ -102,6 +106,8 @@ static void work(void *context, int thread) {
     const Run *run = job->run;
     float *spare = run->scores + (size_t)thread * run->tables;
     const int threads = pool_threads(job->pool);
+    const unsigned before = _mm_getcsr();
+    _mm_setcsr(0x1f80); /* every thread rounds alike, whatever its program has set */
     for (int s = -1; s < run->count; s++) {
         const Stage *stage = s < 0 ? NULL : run->stages + s;
         const int total = stage ? tasks(run, stage) : run->rows;
@@ -120,6 +126,7 @@ static void work(void *context, int thread) {
         }
         pool_barrier(job->pool);
     }
+    _mm_setcsr(before);
 }
 
 EXPORT Pool *native_pool(int threads, int stages) { return pool_new(threads, stages + 1); }
@@ -132,6 +139,7 @@ EXPORT int native_threads(const Pool *pool) { return pool_threads(pool); }
 enum { FINE, BAD_TOKEN, BAD_POSITION, BAD_ROW, BAD_PLACE };
 
 static int wrong(const Run *run) {
+    if (run->asked > run->rows) return BAD_ROW;
     if (run->before < 0 || run->before > run->slots - run->rows) return BAD_PLACE;
     for (int i = 0; i < run->rows; i++) {
         if (run->ids[i] < 0 || run->ids[i] >= run->vocabulary) return BAD_TOKEN;
@@ -161,10 +169,13 @@ EXPORT void native_quantise(const float *x, const Quantised *y, int rows) {
     for (int i = 0; i < rows; i++) quantise_row(x + (size_t)i * y->k, y, i, 0, y->k);
 }
 
-/* Bytes of Run, Stage, Matrix, Table, Floats, Quantised: what Python's mirror of them must agree with. */
-EXPORT void native_sizes(int32_t *sizes) {
-    const size_t all[] = {sizeof(Run), sizeof(Stage), sizeof(Matrix), sizeof(Table), sizeof(Floats), sizeof(Quantised)};
-    for (int i = 0; i < 6; i++) sizes[i] = (int32_t)all[i];
+/* What Python's side must agree with; at most `count` numbers. */
+EXPORT void native_facts(int32_t *facts, int count) {
+    const int32_t all[] = {
+        VERSION, sizeof(Run), sizeof(Stage), sizeof(Matrix), sizeof(Table), sizeof(Floats), sizeof(Quantised), WIDEST_HEAD,
+        QUERIES_AT_ONCE, BYTES_U4_OFFSET, BYTES_U4_MIDDLE, BYTES_S6_SIXTEEN, BYTES_S8_BLOCK, BYTES_S8_FIVE,
+    };
+    for (int i = 0; i < count && i < (int)(sizeof(all) / sizeof(all[0])); i++) facts[i] = all[i];
 }
 
 /* 1 where this processor and its system have AVX2, FMA and F16C. */
@@ -177,10 +188,14 @@ EXPORT int native_supported(void) {
     __cpuidex(info, 7, 0);
     return (info[1] >> 5) & 1;
 #else
+    unsigned a, b, c, d;
     __builtin_cpu_init();
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    const int half = __get_cpuid(1, &a, &b, &c, &d) && (c >> 29 & 1); /* not every compiler knows its name */
+    return half && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 #endif
 }
 
 /* What setuptools expects of an extension; Python itself never imports this library. */
 EXPORT void *PyInit__kernels(void) { return NULL; }
+
+#endif
