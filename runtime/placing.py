@@ -8,6 +8,7 @@ down the chain. A provider is looked for, its graphs are compiled in a child pro
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -149,8 +150,7 @@ class Placer:
             return make(step, place, self._opener(step, place))
 
         facts = step.bundle.manifest
-        meant = step.name in (target(facts.target).providers[0].name, facts.target)
-        return Candidate(step.name, open_, _form(step), facts.weights.sha256, meant)
+        return Candidate(step.name, open_, _form(step), facts.weights.sha256, _meant(step))
 
     def _opener(self, step: Step, place: Place) -> Opener:
         def open_graph(graph: GraphSpec) -> Opened:
@@ -216,6 +216,15 @@ def _form(step: Step) -> str:
         return choose.form(step.bundle, providers.provider(step.name))
     except SpecError:
         return ""
+
+
+def _meant(step: Step) -> bool:
+    """Whether the bundle was made for this provider: the first, or one of several for the CPU that run the same graphs."""
+    chain = [provider.name for provider in target(step.bundle.manifest.target).providers]
+    before = [providers.provider(name) for name in itertools.takewhile(lambda name: name != step.name, chain)]
+    on = providers.provider(step.name)
+    alike = all((other.device, other.fused) == (REFERENCE, on.fused) for other in before)
+    return not before or (alike and on.device == REFERENCE)
 
 
 def _sizes(step: Step) -> tuple[int, int] | None:
