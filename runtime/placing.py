@@ -219,7 +219,7 @@ def _form(step: Step) -> str:
 
 
 def _meant(step: Step) -> bool:
-    """Whether the bundle was made for this provider: the first, or one of several for the CPU that run the same graphs."""
+    """Whether the bundle was made for this provider: the first, or one of several CPU ones that run the same graphs."""
     chain = [provider.name for provider in target(step.bundle.manifest.target).providers]
     before = [providers.provider(name) for name in itertools.takewhile(lambda name: name != step.name, chain)]
     on = providers.provider(step.name)
