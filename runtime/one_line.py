@@ -5,6 +5,7 @@ Enters: what click finds wrong with a command line. Leaves: its message and wher
 
 from __future__ import annotations
 
+import errno
 from typing import Any
 
 import click
@@ -22,6 +23,8 @@ class OneLineGroup(click.Group):
             return super().make_context(*args, **options)
         except click.UsageError as error:
             raise _short(error) from None
+        except OSError as error:
+            raise _unwritten(error) from None
 
     def invoke(self, ctx: click.Context) -> Any:
         """As click: subcommands read their own part of the line here."""
@@ -29,6 +32,15 @@ class OneLineGroup(click.Group):
             return super().invoke(ctx)
         except click.UsageError as error:
             raise _short(error) from None
+        except OSError as error:
+            raise _unwritten(error) from None
+
+
+def _unwritten(error: OSError) -> Exception:
+    """What a help text that cannot be printed ends in; a reader that has gone is click's, a file whoever names it."""
+    if error.errno == errno.EPIPE or error.filename is not None:
+        return error
+    return click.ClickException(f"standard output cannot be written ({error.strerror})")
 
 
 def _short(error: click.UsageError) -> click.UsageError:

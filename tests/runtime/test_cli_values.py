@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 from click.testing import CliRunner
 
@@ -52,3 +56,13 @@ def test_a_message_is_one_line_whatever_it_quotes(name: str) -> None:
 def test_a_provider_is_a_name(option: str) -> None:
     with pytest.raises(BadUsage, match=option.replace("_", "-")):
         load("smollm2-135m", **{option: None})  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a full disk that every Linux has")
+@pytest.mark.parametrize("command", [[], ["run"], ["bench"]])
+def test_a_help_text_that_cannot_be_printed_is_one_line(command: list[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        call = [sys.executable, "-m", "spec_edge.runtime", *command, "--help"]
+        done = subprocess.run(call, stdout=full, stderr=subprocess.PIPE, encoding="utf-8", check=False)
+    assert done.returncode == 1
+    assert done.stderr == "Error: standard output cannot be written (No space left on device)\n"
