@@ -65,8 +65,9 @@ INLINE void u4_sums(const int R, const uint8_t *w, const int8_t *const *a, __m25
     }
 }
 
-INLINE void u4_offset(const int R, const uint8_t *w, const Quantised *x, int row, __m256 *out) {
-    const int blocks = x->k / BLOCK;
+/* OWN: every weight's offset is stored; otherwise it is -8 times its scale. */
+INLINE void u4(const int R, const int OWN, const uint8_t *w, const Quantised *x, int row, __m256 *out) {
+    const int blocks = x->k / BLOCK, size = OWN ? BYTES_U4_OFFSET : BYTES_U4_MIDDLE;
     __m256 total[TILE], shift[TILE];
     const int8_t *a[TILE];
     const float *scale[TILE], *sum[TILE];
@@ -76,11 +77,11 @@ INLINE void u4_offset(const int R, const uint8_t *w, const Quantised *x, int row
         scale[r] = x->scale + (size_t)(row + r) * blocks;
         sum[r] = x->sum + (size_t)(row + r) * blocks;
     }
-    for (int b = 0; b < blocks; b++, w += BYTES_U4_OFFSET) {
+    for (int b = 0; b < blocks; b++, w += size) {
         __m256i sums[TILE];
-        ask_ahead(w, BYTES_U4_OFFSET);
+        ask_ahead(w, size);
         u4_sums(R, w, a, sums);
-        const __m256 ws = half8(w + 128), wo = half8(w + 144);
+        const __m256 ws = half8(w + 128), wo = OWN ? half8(w + 144) : ws;
         for (int r = 0; r < R; r++) {
             const __m256 s = _mm256_mul_ps(ws, _mm256_broadcast_ss(scale[r] + b));
             total[r] = _mm256_fmadd_ps(wide(sums[r]), s, total[r]);
@@ -88,34 +89,13 @@ INLINE void u4_offset(const int R, const uint8_t *w, const Quantised *x, int row
             a[r] += BLOCK;
         }
     }
-    for (int r = 0; r < R; r++) out[r] = _mm256_add_ps(total[r], shift[r]);
+    const __m256 by = _mm256_set1_ps(OWN ? 1.0f : -8.0f);
+    for (int r = 0; r < R; r++) out[r] = _mm256_fmadd_ps(shift[r], by, total[r]);
 }
 
-INLINE void u4_middle(const int R, const uint8_t *w, const Quantised *x, int row, __m256 *out) {
-    const int blocks = x->k / BLOCK;
-    __m256 total[TILE], shift[TILE];
-    const int8_t *a[TILE];
-    const float *scale[TILE], *sum[TILE];
-    for (int r = 0; r < R; r++) {
-        total[r] = shift[r] = _mm256_setzero_ps();
-        a[r] = x->q + (size_t)(row + r) * x->k;
-        scale[r] = x->scale + (size_t)(row + r) * blocks;
-        sum[r] = x->sum + (size_t)(row + r) * blocks;
-    }
-    for (int b = 0; b < blocks; b++, w += BYTES_U4_MIDDLE) {
-        __m256i sums[TILE];
-        ask_ahead(w, BYTES_U4_MIDDLE);
-        u4_sums(R, w, a, sums);
-        const __m256 ws = half8(w + 128);
-        for (int r = 0; r < R; r++) {
-            const __m256 s = _mm256_mul_ps(ws, _mm256_broadcast_ss(scale[r] + b));
-            total[r] = _mm256_fmadd_ps(wide(sums[r]), s, total[r]);
-            shift[r] = _mm256_fmadd_ps(ws, _mm256_broadcast_ss(sum[r] + b), shift[r]);
-            a[r] += BLOCK;
-        }
-    }
-    for (int r = 0; r < R; r++) out[r] = _mm256_fnmadd_ps(shift[r], _mm256_set1_ps(8.0f), total[r]);
-}
+INLINE void u4_offset(const int R, const uint8_t *w, const Quantised *x, int row, __m256 *out) { u4(R, 1, w, x, row, out); }
+
+INLINE void u4_middle(const int R, const uint8_t *w, const Quantised *x, int row, __m256 *out) { u4(R, 0, w, x, row, out); }
 
 /* The four quads of half `h` of a block, signed. */
 INLINE void six_bits(const uint8_t *w, int h, __m256i *codes) {
