@@ -14,8 +14,21 @@ NO_ARGUMENTS: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
 """From click 8.2 on: a group that is called with nothing shows its help."""
 
 
-class OneLineGroup(click.Group):
+class OneLineCommand(click.Command):
+    """A command whose help into a full disk is one line; what its body raises is its own to say."""
+
+    def make_context(self, *args: Any, **options: Any) -> click.Context:
+        """As click: a help text is printed in here."""
+        try:
+            return super().make_context(*args, **options)
+        except OSError as error:
+            raise _unwritten(error) from None
+
+
+class OneLineGroup(OneLineCommand, click.Group):
     """A group whose commands' wrong calls are one line on standard error; exit code 2."""
+
+    command_class = OneLineCommand
 
     def make_context(self, *args: Any, **options: Any) -> click.Context:
         """As click."""
@@ -23,8 +36,6 @@ class OneLineGroup(click.Group):
             return super().make_context(*args, **options)
         except click.UsageError as error:
             raise _short(error) from None
-        except OSError as error:
-            raise _unwritten(error) from None
 
     def invoke(self, ctx: click.Context) -> Any:
         """As click: subcommands read their own part of the line here."""
@@ -32,8 +43,6 @@ class OneLineGroup(click.Group):
             return super().invoke(ctx)
         except click.UsageError as error:
             raise _short(error) from None
-        except OSError as error:
-            raise _unwritten(error) from None
 
 
 def _unwritten(error: OSError) -> Exception:

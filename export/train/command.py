@@ -12,11 +12,12 @@ import click
 from spec_edge.export.train.options import train_options
 from spec_edge.models.contract import SpecError
 from spec_edge.runtime.named_path import NamedPath
+from spec_edge.runtime.one_line import OneLineCommand
 
 INTERRUPTED = 130
 
 
-@click.command()
+@click.command(cls=OneLineCommand)
 @click.argument("kind", type=click.Choice(["medusa", "eagle"]))
 @click.argument("model")
 @click.option("-o", "--output", required=True, type=NamedPath(), help="Folder of the new heads.")
@@ -73,12 +74,10 @@ def train(
     try:
         with stages() as progress:
             made = run(options, progress)
+        text = f"{made.folder}: {made.kind}, acceptance length {made.state.curve[-1][1]}"
+        click.echo(json.dumps(asdict(made)) if as_json else text)
     except KeyboardInterrupt:
         click.echo(f"interrupted; go on with the same command and --resume (kept in {options.cache})", err=True)
         sys.exit(INTERRUPTED)
     except OSError as error:
         raise SpecError(f"{type(error).__name__}: {error}") from error
-    if as_json:
-        click.echo(json.dumps(asdict(made)))
-    else:
-        click.echo(f"{made.folder}: {made.kind}, acceptance length {made.state.curve[-1][1]}")
