@@ -161,6 +161,7 @@ def run(
 @click.option("--limit", type=int, help="Only the first N questions.")
 @click.option("--peers", default="none", show_default=True, help="none, all, or names, a precision behind a colon.")
 @click.option("--peer-python", multiple=True, metavar="NAME=PATH", help="Python of a peer; may be repeated.")
+@click.option("--peers-at-once", type=int, metavar="N", help="Most peers in memory together.  [default: all]")
 @click.option("--weights", type=NamedPath(), help="What the bundle was made from, for the peers.")
 @provider_option
 @click.option("--threads", type=int, help="Threads of everybody.  [default: one per physical core]")

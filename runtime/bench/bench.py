@@ -5,35 +5,28 @@ Enters: `Settings`. Leaves: the report as plain values (see markdown.py for what
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from time import sleep
 from typing import Any
 
 from spec_edge.models.contract import SpecError
 from spec_edge.runtime.api import LLM, load
-from spec_edge.runtime.bench import core, curve, fidelity, lossless, machine, order, own, own_adapter, peer, prompts
+from spec_edge.runtime.bench import core, curve, fidelity, lossless, machine, own, own_adapter, prompts, sittings
 from spec_edge.runtime.bench import questions as question_files
 from spec_edge.runtime.bench.figures import DEFINITIONS
 from spec_edge.runtime.bench.lossless import Judge, Tokens
 from spec_edge.runtime.bench.memory import usage
-from spec_edge.runtime.bench.peer import Peer, PeerContender
-from spec_edge.runtime.bench.process import Child, NotInstalled
-from spec_edge.runtime.bench.runs import Contender, Failed, Item
+from spec_edge.runtime.bench.peer import Peer
+from spec_edge.runtime.bench.process import Child
+from spec_edge.runtime.bench.runs import Failed, Item
 from spec_edge.runtime.bench.settings import Settings
 from spec_edge.runtime.bench.show import Progress
-from spec_edge.runtime.bench.weights import Weights, source
 from spec_edge.runtime.bench.writing import without_folders
-from spec_edge.runtime.bundle import open_bundle
-from spec_edge.runtime.companion import recorded
 from spec_edge.runtime.divergence import Divergence
 from spec_edge.runtime.placing import AUTO
 from spec_edge.runtime.report import note
-from spec_edge.runtime.resolve import bundle_folder
 
 FORMAT = 1
-SETTLE_S = 0.05
 UNFINISHED = "the benchmark was ended before it measured this"
 State = dict[str, Any]
 
@@ -58,93 +51,33 @@ def run(settings: Settings, progress: Progress, keep: Callable[[State], object])
         on_note=note,
     ) as llm:
         ours, absent = own.contenders(llm, settings.methods, settings.temperature)
-        states: State = {name: {"kind": "own", "absent": why} for name, why in absent.items()}
-        with opened(settings, llm, threads, states, progress) as peers:
-            progress.stage("plain answers", sum(len(q.turns) for q in questions))
-            items = prompts.items(llm, questions, settings.max_new_tokens, settings.temperature, progress.tick)
-            everybody: list[Contender] = [*ours, *(PeerContender(p, m) for p in peers for m in p.methods)]
-            progress.stage("measuring", order.runs_in_all(len(everybody), len(items), settings.repeat))
-            judge = None if settings.temperature > 0 else _judge(llm)
-            found = core.report(
-                everybody,
-                items,
-                settings.repeat,
-                judge,
-                lambda: _settle(progress),
-                lambda: progress.stage("comparing texts", None),
-            )
-            _tell(states, ours, peers, found.pop("failed"))
-            memory = {one.wanted.label: vars(usage(one.child.pid)) for one in peers}
-            times = curve.of_session(llm.session)
-            report = {
-                "format": FORMAT,
-                "settings": _settings(settings, threads, len(questions)),
-                "machine": facts,
-                "model": _model(llm),
-                "definitions": DEFINITIONS,
-                "contenders": without_folders(states),
-                "questions": [_question(item) for item in items],
-                **found,
-                "quality": {own.BASELINE: {"absent": UNFINISHED}},
-                "memory": without_folders(memory),
-                "curve": {"widths": list(times.widths), "ms": [1000 * s for s in times.seconds]},
-            }
-            keep(report)
-            for one in peers:  # together they may hold more than a machine can spare twice
-                one.child.close()
-            quality = _quality(llm, peers, progress)
-            memory |= _memory(settings, llm, ours, items[0], threads, progress)
+        weights = sittings.peers_weights(settings, llm)
+        progress.stage("plain answers", sum(len(q.turns) for q in questions))
+        items = prompts.items(llm, questions, settings.max_new_tokens, settings.temperature, progress.tick)
+        sat = sittings.sit(settings, weights, ours, items, progress)
+        progress.stage("comparing texts", None)
+        found = core.report(sat.measured, items, None if settings.temperature > 0 else _judge(llm))
+        del found["failed"]
+        states = {name: {"kind": "own", "absent": why} for name, why in absent.items()} | sat.states
+        memory = dict(sat.memory)
+        times = curve.of_session(llm.session)
+        report = {
+            "format": FORMAT,
+            "settings": _settings(settings, threads, len(questions), sat.held),
+            "machine": facts,
+            "model": _model(llm),
+            "definitions": DEFINITIONS,
+            "contenders": without_folders(states),
+            "questions": [_question(item) for item in items],
+            **found,
+            "quality": {own.BASELINE: {"absent": UNFINISHED}},
+            "memory": without_folders(memory),
+            "curve": {"widths": list(times.widths), "ms": [1000 * s for s in times.seconds]},
+        }
+        keep(report)
+        quality = _quality(llm, sat.peers, progress)
+        memory |= _memory(settings, llm, ours, items[0], threads, progress)
         return report | {"quality": without_folders(quality), "memory": without_folders(memory)}
-
-
-@contextmanager
-def opened(settings: Settings, llm: LLM, threads: int, states: State, progress: Progress) -> Iterator[list[Peer]]:
-    """Every peer that can be opened; the others go into `states` with the reason. Closes them all."""
-    wanted = peer.wanted(settings.peers)
-    given, peers = peer.interpreters(settings.peer_python), list[Peer]()
-    weights = _weights(settings, llm) if wanted else None
-    try:
-        for want in wanted:
-            assert weights is not None
-            progress.stage(f"{want.label}: looking", None)
-            found = _open(want, peer.python_for(want.name, given), weights, threads, states, progress)
-            peers += [found] if found else []
-        yield peers
-    finally:
-        for one in peers:
-            one.child.close()
-
-
-def _open(
-    want: peer.Wanted, python: str, weights: Weights, threads: int, states: State, progress: Progress
-) -> Peer | None:
-    try:
-        found, absent = peer.open_peer(want, python, weights, threads, lambda text: progress.stage(text, None))
-    except Failed as error:
-        status = "not installed" if isinstance(error, NotInstalled) else "failed"
-        states[want.label] = {"kind": "peer", "absent": error.message, "status": status}
-        return None
-    for method, why in absent.items():
-        states[f"{want.label}/{method}"] = {"kind": "peer", "absent": why}
-    return found
-
-
-def _weights(settings: Settings, llm: LLM) -> Weights:
-    assert settings.weights is not None
-    target = source(settings.weights, llm.bundle.manifest, "weights")
-    if settings.draft_weights is None:
-        return Weights(target, None)
-    named = settings.draft and open_bundle(bundle_folder(settings.draft))
-    bundle = named or recorded(llm.bundle)
-    if bundle is None:
-        raise SpecError("draft-weights were given, but this bundle has no draft model; name one with --draft")
-    return Weights(target, source(settings.draft_weights, bundle.manifest, "draft-weights"))
-
-
-def _settle(progress: Progress) -> None:
-    """After each run: threads that wait for more work by spinning give up in the meantime."""
-    progress.tick()
-    sleep(SETTLE_S)
 
 
 def _judge(llm: LLM) -> Judge:
@@ -155,17 +88,6 @@ def _judge(llm: LLM) -> Judge:
         return (theirs if "/" in contender else ours)(contender, item, plain, other)
 
     return judge
-
-
-def _tell(states: State, ours: Sequence[own.EngineContender], peers: Sequence[Peer], failed: dict[str, str]) -> None:
-    """What each contender is, or why it is absent."""
-    states |= {one.name: {"kind": "own"} for one in ours}
-    for one in peers:
-        for method in one.methods:
-            told = {"kind": "peer", "version": one.version, "settings": one.settings[method]}
-            states[f"{one.wanted.label}/{method}"] = told | {"precision": one.wanted.precision}
-    for name, why in failed.items():
-        states[name] |= {"absent": why, "status": "failed"}
 
 
 def _quality(llm: LLM, peers: Sequence[Peer], progress: Progress) -> State:
@@ -213,7 +135,7 @@ def _memory(
     return found
 
 
-def _settings(settings: Settings, threads: int, questions: int) -> State:
+def _settings(settings: Settings, threads: int, questions: int, held: int) -> State:
     return {
         "questions": settings.questions.name if settings.questions else "the set that ships with spec-edge",
         "count": questions,
@@ -222,6 +144,7 @@ def _settings(settings: Settings, threads: int, questions: int) -> State:
         "repeat": settings.repeat,
         "threads": threads,
         "provider": settings.provider,
+        "sittings": held,
     }
 
 

@@ -1,6 +1,6 @@
 """The part of a report that follows from runs alone.
 
-Enters: contenders and items. Leaves: plain values by contender and task: figures, ratios to plain decoding, and
+Enters: runs and items. Leaves: plain values by contender and task: figures, ratios to plain decoding, and
 whether the text is plain decoding's. With the same arrivals it is the same to the last digit.
 """
 
@@ -11,40 +11,29 @@ from dataclasses import asdict
 from typing import Any
 
 from spec_edge.models.contract import SpecError
-from spec_edge.runtime.bench import lossless, order
+from spec_edge.runtime.bench import lossless
 from spec_edge.runtime.bench.figures import decode_speed, figures, speeds, whole_speed
 from spec_edge.runtime.bench.lossless import Judge, Tokens
+from spec_edge.runtime.bench.order import Measured
 from spec_edge.runtime.bench.own import BASELINE
 from spec_edge.runtime.bench.questions import OVERALL
 from spec_edge.runtime.bench.ratios import Ratio, paired
-from spec_edge.runtime.bench.runs import Contender, Item, Record, Run
+from spec_edge.runtime.bench.runs import Item, Record, Run
 
 Groups = Mapping[str, Sequence[Record]]
 KINDS: dict[str, Callable[[Sequence[Run]], float]] = {"decode": decode_speed, "end_to_end": whole_speed}
 
 
-def report(
-    contenders: Sequence[Contender],
-    items: Sequence[Item],
-    repeats: int,
-    judge: Judge | None,
-    tick: order.Tick = int,
-    measured: order.Tick = int,
-) -> dict[str, Any]:
-    """Run everything. SpecError: plain decoding itself failed. judge: None where texts are sampled.
-
-    measured  called once, between the last run and the comparison of texts, which takes its time too
-    """
-    records, failures = order.measure(contenders, items, repeats, tick)
-    if BASELINE in failures:
-        raise SpecError(f"plain decoding failed, so there is nothing to compare with: {failures[BASELINE]}")
-    measured()
-    names = [c.name for c in contenders if c.name not in failures]
-    by_name = {name: [r for r in records if r.contender == name] for name in names}
+def report(measured: Measured, items: Sequence[Item], judge: Judge | None) -> dict[str, Any]:
+    """What the runs say. SpecError: plain decoding itself failed. judge: None where texts are sampled."""
+    if BASELINE in measured.failures:
+        why = measured.failures[BASELINE]
+        raise SpecError(f"plain decoding failed, so there is nothing to compare with: {why}")
+    by_name = {name: [r for r in measured.records if r.contender == name] for name in measured.names}
     return {
-        "failed": failures,
+        "failed": measured.failures,
         "figures": {name: _grouped(own, figures) for name, own in by_name.items()},
-        "ratios": {name: ratios(by_name, name) for name in names if name != BASELINE},
+        "ratios": {name: ratios(by_name, name) for name in by_name if name != BASELINE},
         "speeds": {name: _speeds(own) for name, own in by_name.items()},
         "lossless": {} if judge is None else texts(by_name, items, judge),
     }
@@ -78,7 +67,9 @@ def ratios(by_name: Groups, name: str) -> dict[str, Any]:
 
 
 def _ratios(base: Sequence[Record], other: Sequence[Record], of: Callable[[Sequence[Run]], float]) -> dict[str, Any]:
-    mine, theirs = grouped(other), grouped(base)
+    """Runs of the same repeat are compared: what sat in another sitting is nobody's neighbour."""
+    repeats = {record.repeat for record in other}
+    mine, theirs = grouped(other), grouped([record for record in base if record.repeat in repeats])
     return {task: _plain(paired(speeds(theirs.get(task, ()), of), speeds(own, of))) for task, own in mine.items()}
 
 

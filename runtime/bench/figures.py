@@ -28,6 +28,8 @@ DEFINITIONS = {
     "time in": "of the steps: drafting, the verify run, and the rest (acceptance, commit, bookkeeping)",
     "memory": "peak resident set of a fresh process that runs the method once, a peer's of the child that has run all "
     "its methods; in brackets the proportional set then",
+    "sitting": "peers that do not fit into memory together are measured one sitting after the other, the methods of "
+    "spec-edge in every one of them; a ratio compares runs of one sitting, speeds of two sittings are of other minutes",
     "ratio": "geometric mean over questions of the ratio to plain decoding in the same repeat, with the 95 % interval "
     f"of a paired bootstrap over questions; not resolved: the interval contains 1, or there are fewer than {LEAST} "
     "questions",
@@ -59,11 +61,12 @@ def figures(records: Sequence[Record]) -> dict[str, Any]:
     """Everything about one contender on these questions."""
     questions = _by_question(records)
     runs = [record.run for record in records]
+    first_repeat = min((record.repeat for record in records), default=0)
     gaps = [_gaps(repeats) for repeats in questions.values()]
     first = [[1000 * run.arrivals[0][0] for run in turns if run.arrivals] for turns in _flat(questions)]
     return {
         "questions": len(questions),
-        "tokens": sum(len(record.run.tokens) for record in records if record.repeat == 0),
+        "tokens": sum(len(record.run.tokens) for record in records if record.repeat == first_repeat),
         "decode_tokens_per_s": spread([float(np.median(v)) for v in speeds(records, decode_speed).values()]),
         "end_to_end_tokens_per_s": spread([float(np.median(v)) for v in speeds(records, whole_speed).values()]),
         "first_token_ms": spread([value for turns in first for value in turns]),

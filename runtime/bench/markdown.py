@@ -34,12 +34,14 @@ def conditions(report: Report) -> str:
     text = "greedy" if how["temperature"] == 0 else f"sampled at temperature {how['temperature']:g}"
     busy = machine["load"]
     note = "" if busy is None else f" Load before the run: {busy:.1f}."
+    held = how.get("sittings", 1)
+    sittings = "" if held == 1 else f", the peers in {held} sittings with every method of spec-edge in each"
     repeats = "once" if how["repeat"] == 1 else f"{how['repeat']} times"
     return (
         f"{model['name']} ({model['precision']}), {machine['processor']}, {machine['physical_cores']} cores, "
         f"{machine['system']}, Python {machine['python']}, {versions}. {how['threads']} threads for everybody, {text}, "
         f"{how['count']} questions ({how['questions']}) of {len(report['questions'])} turns in all, at most "
-        f"{how['max_new_tokens']} new tokens a turn, each {repeats}, interleaved.{note}"
+        f"{how['max_new_tokens']} new tokens a turn, each {repeats}, interleaved{sittings}.{note}"
     )
 
 

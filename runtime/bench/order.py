@@ -7,7 +7,7 @@ neighbours in time, which are the very runs that are compared.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from spec_edge.models.contract import SpecError
 from spec_edge.runtime.bench.runs import Contender, Item, Record
@@ -26,13 +26,28 @@ def rotated(things: Sequence[T], turn: int) -> list[T]:
     return row[::-1] if count % 2 and turn // count % 2 else row
 
 
-def measure(
-    contenders: Sequence[Contender], items: Sequence[Item], repeats: int, tick: Tick = int
-) -> tuple[list[Record], dict[str, str]]:
-    """Records of every contender that got through, and what stopped the others.
+class Measured(NamedTuple):
+    """names: of the contenders that got through, in their order. records: theirs. failures: what stopped the others."""
 
-    Each contender runs the first item once before, unrecorded. `tick` is called after every run, also one that is
-    left out because its contender has failed.
+    names: list[str]
+    records: list[Record]
+    failures: dict[str, str]
+
+    def and_then(self, later: Measured) -> Measured:
+        """Of two sittings; who failed in either is out."""
+        failures = self.failures | later.failures
+        names = [n for n in dict.fromkeys([*self.names, *later.names]) if n not in failures]
+        records = [r for r in [*self.records, *later.records] if r.contender not in failures]
+        return Measured(names, records, failures)
+
+
+def measure(
+    contenders: Sequence[Contender], items: Sequence[Item], repeats: int, tick: Tick = int, first: int = 0
+) -> Measured:
+    """One sitting. Each contender runs the first item once before, unrecorded.
+
+    tick   is called after every run, also one that is left out because its contender has failed
+    first  number of the first repeat: an earlier sitting had those before it
     """
     records: list[Record] = []
     failures: dict[str, str] = {}
@@ -50,11 +65,12 @@ def measure(
 
     for contender in contenders:
         run(contender, items[0], None)
-    for repeat in range(repeats):
+    for repeat in range(first, first + repeats):
         for number, item in enumerate(items):
             for contender in rotated(contenders, number + repeat):
                 run(contender, item, repeat)
-    return [r for r in records if r.contender not in failures], failures
+    names = [c.name for c in contenders if c.name not in failures]
+    return Measured(names, [r for r in records if r.contender not in failures], failures)
 
 
 def runs_in_all(contenders: int, items: int, repeats: int) -> int:

@@ -15,7 +15,7 @@ from spec_edge.runtime.bench.machine import physical_cores
 from spec_edge.runtime.options import Options
 
 CURVE_READS = ("model", "out", "threads")
-PEERS_READ = ("weights", "draft_weights", "peer_python")
+PEERS_READ = ("weights", "draft_weights", "peer_python", "peers_at_once")
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,7 @@ class Settings:
 
     weights, draft_weights  the files that the bundles were made from; peers need them
     threads                 None: one per physical core, for everybody
+    peers_at_once           most peers that are in memory together; None: all
     """
 
     model: str
@@ -41,6 +42,7 @@ class Settings:
     weights: Path | None = None
     draft_weights: Path | None = None
     peer_python: tuple[str, ...] = ()
+    peers_at_once: int | None = None
 
     @property
     def thread_count(self) -> int:
@@ -70,6 +72,8 @@ class Settings:
             raise BadUsage(
                 f"max-new-tokens must be at least 2, so that something is decoded, not {self.max_new_tokens}"
             )
+        if self.peers_at_once is not None and self.peers_at_once < 1:
+            raise BadUsage(f"peers-at-once must be at least 1, not {self.peers_at_once}")
         peers = peer.wanted(self.peers)
         peer.interpreters(self.peer_python)
         if peers and self.temperature > 0:

@@ -127,6 +127,8 @@ def test_the_curve_of_every_graph(tiny: Path, tmp_path: Path) -> None:
         (["--weights", "w"], 2, "only peers read --weights; name some with --peers"),
         (["--draft-weights", "w"], 2, "only peers read --draft-weights"),
         (["--peer-python", "llama-cpp=x"], 2, "only peers read --peer-python"),
+        (["--peers-at-once", "1"], 2, "only peers read --peers-at-once"),
+        (["--peers", "llama-cpp", "--weights", "w", "--peers-at-once", "0"], 2, "peers-at-once must be at least 1"),
     ],
 )
 def test_bad_calls_get_one_line(

@@ -52,7 +52,7 @@ def test_each_contender_is_first_equally_often() -> None:
 
     contenders = [One(name) for name in "abcd"]
     items = [Item(str(i), "qa", 0, (1,), (1, 2, 3, 4)) for i in range(4)]
-    records, failures = order.measure(contenders, items, 4)
+    _, records, failures = order.measure(contenders, items, 4)
     assert not failures
     assert calls[:4] == [(name, "0") for name in "abcd"]  # warm-up
     firsts = [name for i, (name, _) in enumerate(calls[4:]) if i % 4 == 0]
@@ -79,8 +79,8 @@ def test_a_contender_that_fails_leaves_no_figures_and_stops_nobody() -> None:
 
     ticks: list[int] = []
     items = [Item(q, "qa", 0, (1,), (1, 2, 3, 4)) for q in "01"]
-    records, failures = order.measure([Fails(), Works()], items, 2, lambda: ticks.append(1))
-    assert failures == {"bad": "its process ended with code -11"}
+    names, records, failures = order.measure([Fails(), Works()], items, 2, lambda: ticks.append(1))
+    assert names == ["good"] and failures == {"bad": "its process ended with code -11"}
     assert {r.contender for r in records} == {"good"} and len(records) == 4
     assert len(ticks) == order.runs_in_all(2, 2, 2)
 

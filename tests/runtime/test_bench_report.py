@@ -16,6 +16,7 @@ from spec_edge.runtime import engine as engine_module
 from spec_edge.runtime.bench import core, lossless, markdown, plots, rows, table, writing
 from spec_edge.runtime.bench.bench import FORMAT
 from spec_edge.runtime.bench.figures import DEFINITIONS
+from spec_edge.runtime.bench.order import measure
 from spec_edge.runtime.bench.own import EngineContender
 from spec_edge.runtime.bench.ratios import paired
 from spec_edge.runtime.bench.runs import Failed, Item, Run
@@ -112,7 +113,7 @@ def core_report(clock: Clock, change: Callable[[tuple[int, ...]], tuple[int, ...
     plain = contender("plain", clock)
     everybody = [plain, contender("prompt-lookup", clock), Slow(plain), Cheat(plain, change)]
     judge = lossless.against(ToySession(vocab_size=16, capacity=128))
-    return core.report(everybody, items(clock), 3, judge)
+    return core.report(measure(everybody, items(clock), 3), items(clock), judge)
 
 
 def whole(found: dict[str, Any]) -> dict[str, Any]:
@@ -203,7 +204,46 @@ def test_without_plain_decoding_there_is_no_report(clock: Clock) -> None:
             raise Failed("out of memory")
 
     with pytest.raises(SpecError, match="plain decoding failed"):
-        core.report([Broken()], items(clock), 1, None)
+        core.report(measure([Broken()], items(clock), 1), items(clock), None)
+
+
+def test_a_ratio_compares_runs_of_one_sitting(clock: Clock) -> None:
+    """The machine is three times as slow in the second one: each peer still takes twice plain decoding's time there."""
+    plain, asked = contender("plain", clock), items(clock)
+
+    class Later:
+        """Someone's runs in a slower hour."""
+
+        def __init__(self, name: str, times: float) -> None:
+            self.name, self._times = name, times
+
+        def generate(self, item: Item) -> Run:
+            run = plain.generate(item)
+            return replace(run, arrivals=tuple((self._times * at, n) for at, n in run.arrivals))
+
+    first = measure([plain, Later("p/plain", 2)], asked, 2)
+    both = first.and_then(measure([Later("plain", 3), Later("q/plain", 6)], asked, 2, first=2))
+    found = core.report(both, asked, None)
+    assert both.names == ["plain", "p/plain", "q/plain"]
+    for name in ("p/plain", "q/plain"):
+        for kind in ("decode", "end_to_end"):
+            assert found["ratios"][name][kind]["overall"]["ratio"] == pytest.approx(0.5, rel=1e-6)
+    assert len(found["speeds"]["plain"]["0"]) == 4 and len(found["speeds"]["q/plain"]["0"]) == 2
+    assert found["figures"]["plain"]["overall"]["tokens"] == found["figures"]["q/plain"]["overall"]["tokens"]
+
+
+def test_who_fails_in_a_later_sitting_is_out(clock: Clock) -> None:
+    class Broken:
+        name = "suffix"
+
+        def generate(self, item: Item) -> Run:  # noqa: ARG002
+            raise Failed("out of memory")
+
+    plain, asked = contender("plain", clock), items(clock)
+    first = measure([plain, contender("suffix", clock)], asked, 1)
+    both = first.and_then(measure([plain, Broken()], asked, 1, first=1))
+    assert both.names == ["plain"] and {r.contender for r in both.records} == {"plain"}
+    assert both.failures == {"suffix": "out of memory"}
 
 
 class Peer:
@@ -221,7 +261,8 @@ def test_a_peer_is_held_to_its_own_plain_decoding(clock: Clock) -> None:
     judge = lossless.against(ToySession(vocab_size=16, capacity=128))
     peers = [Peer("p:int4/plain", clock, other_token), Peer("p:int4/draft", clock, other_token)]
     peers.append(Peer("p:int4/prompt-lookup", clock))
-    found = core.report([contender("plain", clock), *peers], items(clock), 1, judge)
+    asked = items(clock)
+    found = core.report(measure([contender("plain", clock), *peers], asked, 1), asked, judge)
     text = found["lossless"]
     assert len(text["p:int4/draft"]["divergences"]) == 0 and text["p:int4/draft"]["as_ours"] == 0
     assert len(text["p:int4/prompt-lookup"]["divergences"]) == QUESTIONS
@@ -241,7 +282,8 @@ def whole_of_peers(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_what_is_not_known_is_a_dash(clock: Clock) -> None:
-    report = whole_of_peers(core.report([contender("plain", clock), Peer("p/plain", clock)], items(clock), 1, None))
+    both = measure([contender("plain", clock), Peer("p/plain", clock)], items(clock), 1)
+    report = whole_of_peers(core.report(both, items(clock), None))
     header, body = rows.overall(report)
     cells = dict(zip(header, body[1], strict=True))
     assert cells["KL"] == cells["accept length"] == cells["text"] == "-"
