@@ -20,7 +20,9 @@ from spec_edge.runtime import hybrid, request
 from spec_edge.runtime.bundle import Bundle
 from spec_edge.runtime.chat import Message
 from spec_edge.runtime.companion import Companion
-from spec_edge.runtime.costs import UNMEASURED, CostCurve, cost_key, load_costs, measured, save_costs
+from spec_edge.runtime.costs import UNMEASURED, CostCurve
+from spec_edge.runtime.curves import DRAFT_WIDTHS, Curves
+from spec_edge.runtime.drafters.options import DrafterOptions
 from spec_edge.runtime.engine import Engine
 from spec_edge.runtime.fastest import FASTEST, fastest
 from spec_edge.runtime.networks import Networks
@@ -88,7 +90,7 @@ def load(
     named = None if draft is None else open_model(str(draft))
     companion = Companion(bundle, named, lambda found: beside.session(found, DRAFT))
     networks = Networks(bundle, lambda name: heads.network(name, bundle))
-    return LLM(bundle, target, companion, networks, notes, threads)
+    return LLM(bundle, target, companion, networks, notes, threads, draft_threads)
 
 
 def _check(provider: str, draft_provider: str, threads: int | None, draft_threads: int | None) -> None:
@@ -147,12 +149,13 @@ class LLM:
         networks: Networks,
         notes: Notes,
         threads: int | None = None,
+        draft_threads: int | None = None,
     ) -> None:
         self.bundle, self._session, self.companion = bundle, placer.session(bundle), companion
         self.text = Text(bundle)
         self._places, self._notes, self._networks = placer.places, notes, networks
-        self._threads = threads or os.cpu_count() or 1
-        self._costs: dict[str, CostCurve] = {}
+        own = threads or os.cpu_count() or 1
+        self._curves = Curves(placer.places, {TARGET: own, DRAFT: draft_threads or own}, self._forget)
         self._pools: dict[tuple[str | int | float | None, ...], Pool | None] = {}
         self._current: Stream | None = None
         self._last: Engine | None = None
@@ -203,11 +206,14 @@ class LLM:
         """The loop under a generation, for a caller that counts in tokens and steps. It ends any other generation."""
         modules = request.methods(options)
         sampling = request.sampling(options, [w for word in options.bad_words for w in self.text.spellings(word)])
-        cost = self._cost(modules, sampling)
-        drafter = self._drafter(options, modules, sampling, cost, pool)
+        cost = self._cost(options, modules, sampling)
+        draft = self.companion.model() if request.reads(modules, "draft") else None
+        step = None if draft is None else self._draft_seconds(cost)
+        told = replace(request.drafting(options), cost=cost, draft=draft, draft_seconds=step, pool=pool)
+        drafter = self._drafter(options, modules, sampling, told)
         limits = request.limits(options, self.bundle.manifest.text)
         self._current = self._last = None
-        return Engine(self._session, drafter, sampling, limits, request.paced(options, modules, cost))
+        return Engine(self._session, drafter, sampling, limits, request.paced(options, modules, cost, step))
 
     def close(self) -> None:
         with self.turn:
@@ -261,39 +267,30 @@ class LLM:
         return self.text.encode_chat(prompt)
 
     def _drafter(
-        self,
-        options: Options,
-        modules: Sequence[ModuleType],
-        sampling: Sampling,
-        cost: CostCurve | None,
-        pool: Pool | None,
+        self, options: Options, modules: Sequence[ModuleType], sampling: Sampling, told: DrafterOptions
     ) -> Drafter:
         facts = self.bundle.manifest.text
         request.fit(options, self._session.max_width)
-        draft = self.companion.model() if request.reads(modules, "draft") else None
         sampler = Sampler(sampling, facts.eos_ids, facts.tokens)
-        told = request.drafting(options)
         networks = self._networks.open(request.networks(options, modules))
-        told = replace(told, cost=cost, sampler=sampler, draft=draft, pool=pool, networks=networks)
-        return hybrid.create(options.method, told, self._notes.say)
+        return hybrid.create(options.method, replace(told, sampler=sampler, networks=networks), self._notes.say)
 
-    def _cost(self, modules: Sequence[ModuleType], sampling: Sampling) -> CostCurve | None:
+    def _cost(self, options: Options, modules: Sequence[ModuleType], sampling: Sampling) -> CostCurve | None:
         """Measuring takes a second, once per machine: only for what weighs costs, and not where a seed forbids it."""
-        if not request.reads(modules, "cost") or known_cost(sampling, UNMEASURED) is None:
+        if not request.weighs_costs(options, modules) or known_cost(sampling, UNMEASURED) is None:
             return None
         return self.costs()
 
     def costs(self) -> CostCurve:
         """t(width) here: measured the first time this bundle runs with this provider, driver and thread count."""
         with self.turn:
-            place = self._places[TARGET]
-            key = cost_key(self.bundle.digest, place.on.name, place.found, self._threads)
-            if key not in self._costs:
-                self._costs[key] = load_costs(key) or self._measured(key)
-            return self._costs[key]
+            return self._curves.of(TARGET, self.bundle, self._session)
 
-    def _measured(self, key: str) -> CostCurve:
-        self._current = None
-        curve = measured(self.session)
-        save_costs(key, curve)
-        return curve
+    def _draft_seconds(self, cost: CostCurve | None) -> float | None:
+        """Of a run of the draft model, where costs are weighed and one is open."""
+        opened = self.companion.opened
+        return None if cost is None or opened is None else self._curves.of(DRAFT, *opened, DRAFT_WIDTHS).at(1)
+
+    def _forget(self) -> None:
+        """What is measured is emptied."""
+        self._current = self._last = None

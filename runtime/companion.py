@@ -23,6 +23,7 @@ class Companion:
     ) -> None:
         """SpecError: its vocabulary is another one."""
         self._target, self._open_session = target, open_session
+        self._bundle: Bundle | None = None
         self._session: Session | None = None
         self._model: DraftModel | None = None
         self._found = None if named is None else (named, shared_by(target, named))
@@ -34,9 +35,14 @@ class Companion:
             found = self._found if bundle is None else (bundle, shared_by(self._target, bundle))
             if found is None:
                 return None
-            self._session = self._open_session(found[0])
+            self._bundle, self._session = found[0], self._open_session(found[0])
             self._model = DraftModel(self._session, self._target.manifest.text.tokens, found[1])
         return self._model
+
+    @property
+    def opened(self) -> tuple[Bundle, Session] | None:
+        """What a `model()` runs, once there is one."""
+        return None if self._session is None or self._bundle is None else (self._bundle, self._session)
 
     def close(self) -> None:
         if self._session is not None:

@@ -46,11 +46,13 @@ class CostCurve:
         return at if width <= w1 else max(at, s1)
 
 
-WIDTHS = (1, 2, 4, 8, 16)
+WIDTHS = (1, 2, 3, 4, 5, 6, 8, 16)
+"""Kernels work in tiles of rows, so that the curve has steps: the fifth row may cost more than the four before."""
+
 PAST = 128
 """Tokens of past at which costs are measured."""
 
-UNMEASURED = CostCurve(WIDTHS, (1.0, 1.3, 1.75, 2.6, 4.0))
+UNMEASURED = CostCurve((1, 2, 4, 8, 16), (1.0, 1.3, 1.75, 2.6, 4.0))
 """Shape to assume where nothing was measured: a 4-bit model on a laptop CPU, the steepest curve seen."""
 
 
@@ -75,18 +77,18 @@ def measure(
     return CostCurve(fitting, tuple(median(t) for t in times.values()))
 
 
-def measured(session: Session) -> CostCurve:
+def measured(session: Session, widths: Sequence[int] = WIDTHS) -> CostCurve:
     """The curve of a session over a short text of its own; the session is empty before and after."""
     session.truncate(0)
     session.prefill([0] * min(PAST, session.capacity // 2))
-    curve = measure(session, WIDTHS)
+    curve = measure(session, widths)
     session.truncate(0)
     return curve
 
 
-def cost_key(bundle: str, provider: str, found: Found, threads: int) -> str:
+def cost_key(bundle: str, provider: str, found: Found, threads: int, widths: Sequence[int] = WIDTHS) -> str:
     """What a curve depends on. bundle: its hash; found: with the driver and the versions of what takes part."""
-    return json.dumps([bundle, provider, found.driver, sorted(found.versions.items()), threads])
+    return json.dumps([bundle, provider, found.driver, sorted(found.versions.items()), threads, *widths])
 
 
 def costs_folder() -> Path:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from spec_edge.runtime.draft import EMPTY, ROOT, Draft
 from spec_edge.runtime.law import Law, draw, probability
+from spec_edge.runtime.pace import Stop
 from spec_edge.runtime.trie import Scores
 
 State = TypeVar("State")
@@ -36,9 +37,9 @@ def greedy_chain(
     extend: Callable[[int], State],
     best: Callable[[State], tuple[int, float]],
     most: int,
-    least: float,
+    stop: Stop,
 ) -> list[Node]:
-    """The best token after each, until it is less likely than `least` or `most` are there. best: (token, probability).
+    """The best token after each, until `stop` says so or `most` are there. best: (token, probability).
 
     The last token is not given to `extend`: it needs no row.
     """
@@ -46,11 +47,11 @@ def greedy_chain(
     reach = 0.0
     while True:
         token, likely = best(state)
-        if likely < least:
+        if not stop.takes(math.exp(reach), likely, len(nodes) + 2):
             return nodes
         reach += log(likely)
         nodes.append(Node(token, len(nodes) - 1, reach))
-        if len(nodes) == most:
+        if len(nodes) == most or not stop.goes_on(math.exp(reach), len(nodes) + 2):
             return nodes
         state = extend(token)
 

@@ -68,8 +68,16 @@ class Adaptive:
     would be learnt.
     """
 
-    def __init__(self, cost: CostCurve | None = None, belief: Belief = BELIEF, growth: float = GROWTH) -> None:
+    def __init__(
+        self,
+        cost: CostCurve | None = None,
+        belief: Belief = BELIEF,
+        growth: float = GROWTH,
+        drafting: float = 0.0,
+    ) -> None:
+        """drafting: seconds that each level of a draft costs before it is verified."""
         self._cost, self._belief, self._growth = cost or UNMEASURED, belief, growth
+        self._drafting = drafting
         self.start()
 
     def start(self) -> None:
@@ -86,7 +94,8 @@ class Adaptive:
             reach *= rate
             expected += reach
             width = min(width + self._level(depth), most)
-            if (gain := expected / self._seconds(math.ceil(width), length)) > speed:
+            seconds = self._seconds(math.ceil(width), length) + self._drafting * (depth + 1)
+            if (gain := expected / seconds) > speed:
                 best, speed = width, gain
             if width >= most:
                 break
@@ -127,10 +136,10 @@ class Adaptive:
         self._rows += [1.0] * missing
 
 
-def choose(own_pace: bool, pinned: bool, cost: CostCurve | None) -> Policy:
+def choose(own_pace: bool, pinned: bool, cost: CostCurve | None, drafting: float = 0.0) -> Policy:
     """The policy of a generation. own_pace: the method weighs its own lengths, or needs a steady width. pinned: the
-    user gave a width or a number of drafted tokens."""
-    return Fixed() if own_pace or pinned else Adaptive(cost)
+    user gave a width or a number of drafted tokens. drafting: as of `Adaptive`."""
+    return Fixed() if own_pace or pinned else Adaptive(cost, drafting=drafting)
 
 
 def known_cost(options: Sampling, measured: CostCurve | None) -> CostCurve | None:

@@ -19,7 +19,7 @@ from typing import cast
 from spec_edge.models.contract import BadUsage, TextFacts
 from spec_edge.models.plugins import find, known
 from spec_edge.runtime import policy
-from spec_edge.runtime.costs import CostCurve
+from spec_edge.runtime.costs import UNMEASURED, CostCurve
 from spec_edge.runtime.drafters.lookahead import check_width
 from spec_edge.runtime.drafters.options import DrafterOptions
 from spec_edge.runtime.engine import Limits
@@ -42,6 +42,9 @@ BEST = "best"
 Words = Sequence[Sequence[int]]
 _LEVELS = re.compile(r"[\d\s,+-]*")
 """What is meant as numbers, right or wrong; any other text is a tree's name or its file."""
+
+DRAFTED = 0.4
+"""A run of a draft model, as a share of a plain step, where neither was measured: a model of a third of the size."""
 
 
 def check(options: Options, draft: bool = False, drafter: bool = False) -> None:
@@ -178,12 +181,23 @@ def drafting(options: Options) -> DrafterOptions:
     )
 
 
-def paced(options: Options, modules: Sequence[ModuleType], cost: CostCurve | None) -> Policy:
-    """How much each step drafts."""
+def weighs_costs(options: Options, modules: Sequence[ModuleType]) -> bool:
+    """Whether anybody will read the cost curve: a method that chooses its own lengths does, any other where the user
+    has not chosen them."""
+    said = options.draft_tokens is not None or options.pace == "fixed"
+    return any(reads([m], "cost") and (getattr(m, "OWN_PACE", False) or not said) for m in modules)
+
+
+def paced(
+    options: Options, modules: Sequence[ModuleType], cost: CostCurve | None, drafting: float | None = None
+) -> Policy:
+    """How much each step drafts. drafting: seconds of each drafted level; None: not measured."""
+    if drafting is None:
+        drafting = DRAFTED * (cost or UNMEASURED).at(1) if reads(modules, "draft") else 0.0
     if options.pace != "auto":
-        return Fixed() if options.pace == "fixed" else Adaptive(cost)
+        return Fixed() if options.pace == "fixed" else Adaptive(cost, drafting=drafting)
     own = any(getattr(module, "OWN_PACE", False) for module in modules)
-    return policy.choose(own, options.width is not None or options.draft_tokens is not None, cost)
+    return policy.choose(own, options.width is not None or options.draft_tokens is not None, cost, drafting)
 
 
 def open_pool(options: Options, tokenizer: str) -> Pool | None:

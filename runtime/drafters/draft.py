@@ -21,15 +21,19 @@ from spec_edge.runtime.draft_model import DraftModel, Logits
 from spec_edge.runtime.drafted import DrawnLaws, Node, as_draft, best_nodes, drawn_chain, greedy_chain, log, path_to
 from spec_edge.runtime.drafters.options import DrafterOptions
 from spec_edge.runtime.law import Law, likeliest
+from spec_edge.runtime.pace import Confidence, Pace, Stop
 from spec_edge.runtime.processors import Past
 from spec_edge.runtime.providers.provider import ProviderFailed
 from spec_edge.runtime.sampling import Sampler
 from spec_edge.runtime.trie import Scores
 
-READS = ("draft", "draft_tokens", "draft_confidence", "tree")
+READS = ("draft", "draft_tokens", "draft_confidence", "tree", "cost")
 """What this method reads that not every one does: see `drafters/options.py`."""
 
 DRAFT_TOKENS = 4
+PACED_TOKENS = 7
+"""Most drafted tokens: where nothing says what they cost, and where their costs are known and end the chain."""
+
 CONFIDENCE = 0.4
 """Drafting stops where the draft model's best token is less likely than this. On 345 tokens of training prompts
 (Qwen2.5 Coder 0.5B for 1.5B) the best token was the target's in 41 % of the cases below, in 88 % above."""
@@ -47,8 +51,9 @@ class DraftDrafter:
     def __init__(self, model: DraftModel, options: DrafterOptions) -> None:
         self._model, self._options = model, options
         self._sampler, self._drawing = options.sampler, not options.sampler.options.greedy
-        self._most = options.draft_tokens or len(options.tree or ()) or DRAFT_TOKENS
         self._least = CONFIDENCE if options.confidence is None else options.confidence
+        self._stop, most = self._pace(options)
+        self._most = options.draft_tokens or len(options.tree or ()) or most
         # By this law greedy continuations are ranked: penalties stay, nothing is cut.
         whole = replace(options.sampler.options, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
         self._ranking = self._sampler if self._drawing else Sampler(whole)
@@ -82,12 +87,19 @@ class DraftDrafter:
     def observe(self, verdict: Verdict, draft: Draft, output: Output) -> None:
         """Nothing: the next `propose` reads the outcome from the text."""
 
+    def _pace(self, options: DrafterOptions) -> tuple[Stop, int]:
+        """What ends a greedy chain and its longest: by costs, unless they are unknown or the user says how to draft."""
+        said = options.draft_tokens is not None or options.confidence is not None or options.tree is not None
+        if said or options.cost is None or options.draft_seconds is None:
+            return Confidence(self._least), DRAFT_TOKENS
+        return Pace(options.cost, options.draft_seconds, self._least), PACED_TOKENS
+
     def _greedy(self, logits: Logits, most: int) -> tuple[Draft, Scores]:
         def best(logits: Logits) -> tuple[int, float]:
             token = self._sampler.best(logits, self._past)
             return token, self._likelihood(logits, token)
 
-        nodes = greedy_chain(logits, self._model.extend, best, most, self._least)
+        nodes = greedy_chain(logits, self._model.extend, best, most, self._stop)
         return as_draft(nodes, range(len(nodes)))
 
     def _drawn(self, logits: Logits, most: int, context: Context) -> tuple[Draft, Scores]:

@@ -23,6 +23,7 @@ from spec_edge.runtime.eagle_model import EagleModel
 from spec_edge.runtime.eagle_rows import F32, Level, Rows
 from spec_edge.runtime.eagle_tree import dynamic, static
 from spec_edge.runtime.law import Law, likeliest
+from spec_edge.runtime.pace import Confidence
 from spec_edge.runtime.processors import Past
 from spec_edge.runtime.providers.provider import ProviderFailed
 from spec_edge.runtime.sampling import Sampler
@@ -133,7 +134,7 @@ class Eagle:
             found = self._children(level, 0, chain.tokens, 1)
             return (found[0][0], math.exp(found[0][1])) if found else NOTHING
 
-        nodes = greedy_chain(level, chain.extend, best, most, self._least)
+        nodes = greedy_chain(level, chain.extend, best, most, Confidence(self._least))
         return as_draft(nodes, range(len(nodes)))
 
     def _drawn(self, level: Level, most: int, context: Context) -> tuple[Draft, Scores]:

@@ -36,6 +36,7 @@ class DrafterOptions:
     off               members of `a+b` that do not propose in this generation; they still learn
     sampler           what the target's laws go through, and so the laws of a drafter that has any
     draft             a second network, for the methods that need one
+    draft_seconds     of a run of it with one row; None: not measured
     tree              of a second network: None drafts a chain, () a tree expanded best-first, (4, 2) one with four
                       children of the text and two of each of those
     paths             a tree by its paths, each one the rank at each level, in order of worth; None: `tree` decides
@@ -55,6 +56,7 @@ class DrafterOptions:
     off: tuple[str, ...] = ()
     sampler: Sampler = field(default_factory=lambda: Sampler(Sampling()))
     draft: DraftModel | None = None
+    draft_seconds: float | None = None
     tree: tuple[int, ...] | None = None
     paths: tuple[tuple[int, ...], ...] | None = None
     networks: Mapping[str, Network] = field(default_factory=dict)

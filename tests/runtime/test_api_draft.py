@@ -20,6 +20,8 @@ from tokenizers import AddedToken, Tokenizer
 
 from spec_edge.models.contract import BadUsage, DraftFact, SpecError
 from spec_edge.runtime import LLM, Options, cli, load
+from spec_edge.runtime.costs import costs_folder
+from spec_edge.runtime.drafters import draft as drafting
 from spec_edge.runtime.providers import cpu
 from spec_edge.runtime.providers import provider as providers
 from spec_edge.runtime.providers.provider import Job, Opened
@@ -77,6 +79,27 @@ def test_a_self_draft_is_always_right(tiny: Path, draft: Path) -> None:
             if got.finish_reason == "length":
                 assert got.stats.acceptance_length == 5
                 assert got.stats.steps_by_drafter == {"draft": 6} and got.stats.bonus == 6
+
+
+def test_drafting_is_measured_once_where_it_is_weighed(
+    tiny: Path, draft: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two curves: the target's by its widths, the draft model's for a row or two, each under its own key."""
+    told: list[tuple[bool, float | None]] = []
+    create = drafting.create
+    monkeypatch.setattr(drafting, "create", lambda o: told.append((o.cost is None, o.draft_seconds)) or create(o))
+    with load(tiny, threads=1, draft=draft) as llm:
+        llm.generate("hello", max_new_tokens=3, method="draft", draft_tokens=2)
+        llm.generate("hello", max_new_tokens=3, method="draft", temperature=1.0, seed=3)
+        assert not costs_folder().exists() and told == [(True, None)] * 2
+        llm.generate("hello", max_new_tokens=3, method="draft")
+        curves = [json.loads(path.read_text("utf-8")) for path in costs_folder().iterdir()]
+        assert sorted(len(curve["widths"]) for curve in curves) == [2, 8]
+        cost, seconds = told[-1]
+        assert not cost and seconds is not None and seconds > 0
+        first = llm.generate("hello again", max_new_tokens=9, method="suffix")
+        assert llm.generate("hello again", max_new_tokens=9, method="draft").tokens == first.tokens
+        assert told[-1] == told[-2] and len(list(costs_folder().iterdir())) == 2
 
 
 def test_the_draft_opens_when_it_is_wanted(tiny: Path, draft: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,75 @@
+"""When a drafter that costs something has drafted enough.
+
+Enters: the target's cost curve and the seconds of one run of the drafter. Leaves: whether a token, or a further run, is
+expected to give more tokens than plain decoding would make in its time. With estimates that are right this maximises
+tokens per second: a part that gives less than the whole's rate lowers it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from spec_edge.runtime.costs import CostCurve
+
+AHEAD = 4
+"""Rows that a step of the cost curve may have."""
+
+
+class Stop(Protocol):
+    """Ends a chain. rows: of the verify run with the token in it, 2 for the first one."""
+
+    def takes(self, reach: float, likely: float, rows: int) -> bool:
+        """Whether a token joins: `likely` after its path, `reach` that path's probability."""
+        ...
+
+    def goes_on(self, reach: float, rows: int) -> bool:
+        """Whether the drafter runs once more, for a token behind a path of this probability."""
+        ...
+
+
+@dataclass(frozen=True)
+class Confidence:
+    """Ends where the best token is less likely than `least`."""
+
+    least: float
+
+    def takes(self, reach: float, likely: float, rows: int) -> bool:  # noqa: ARG002
+        return likely >= self.least
+
+    def goes_on(self, reach: float, rows: int) -> bool:  # noqa: ARG002
+        return True
+
+
+@dataclass(frozen=True)
+class Pace:
+    """cost    of a verify run
+    step    seconds of a run of the drafter
+    least   as `Confidence`
+    margin  how much faster than plain decoding a step is anyway: what a part of it must beat
+    next    acceptance of a token before it is known
+    """
+
+    cost: CostCurve
+    step: float
+    least: float
+    margin: float = 1.2
+    next: float = 0.85
+
+    def takes(self, reach: float, likely: float, rows: int) -> bool:
+        return likely >= self.least and self._pays(reach * likely, rows, 0)
+
+    def goes_on(self, reach: float, rows: int) -> bool:
+        return self._pays(reach * self.next, rows, 1)
+
+    def _pays(self, reach: float, rows: int, runs: int) -> bool:
+        """Whether a token, alone or with some behind it, gives what it takes: costs rise in steps, so that the first
+        row of a tile may only pay with others."""
+        expected = 0.0
+        for more in range(AHEAD):
+            expected += reach
+            seconds = self.cost.at(rows + more) - self.cost.at(rows - 1) + (runs + more) * self.step
+            if expected * self.cost.at(1) >= self.margin * seconds:
+                return True
+            reach *= self.next
+        return False
