@@ -213,7 +213,8 @@ class LLM:
         drafter = self._drafter(options, modules, sampling, told)
         limits = request.limits(options, self.bundle.manifest.text)
         self._current = self._last = None
-        return Engine(self._session, drafter, sampling, limits, request.paced(options, modules, cost, step))
+        paced = request.paced(options, modules, cost, step, hybrid.seconds(drafter) is not None)
+        return Engine(self._session, drafter, sampling, limits, paced)
 
     def close(self) -> None:
         with self.turn:

@@ -15,12 +15,16 @@ from typing import Protocol, runtime_checkable
 
 from spec_edge.models.contract import BadUsage
 from spec_edge.models.plugins import find
+from spec_edge.runtime.costs import CostCurve
 from spec_edge.runtime.draft import EMPTY, ROOT, UNREAD, Context, Draft, Output, Verdict
 from spec_edge.runtime.drafters.options import MODES, DrafterOptions
 from spec_edge.runtime.networks import NETWORK
+from spec_edge.runtime.pace import NEXT
 from spec_edge.runtime.protocols import Drafter
+from spec_edge.runtime.prune import prune
 from spec_edge.runtime.survivor import Survivor
 from spec_edge.runtime.trie import Scores, merge
+from spec_edge.runtime.worth import promise, worth
 
 DRAFTERS = "spec_edge.runtime.drafters"
 RATE = 0.6
@@ -42,24 +46,62 @@ def scored(drafter: Drafter, context: Context, width: int) -> tuple[Draft, Score
     return draft, [RATE ** int(depth) for depth in draft.depths[1:]]
 
 
-def merged(drafters: Sequence[Drafter], context: Context, width: int) -> Draft:
-    """Everybody proposes; the most probable rows that fit."""
-    pairs = [scored(d, context, width) for d in drafters]
+def seconds(drafter: Drafter) -> float | None:
+    """Of a token that it drafts, where that ends its chains: then no policy ends them too. None: it does not."""
+    found: float | None = getattr(drafter, "seconds", None)
+    return found
+
+
+def merged(drafters: Sequence[Drafter], context: Context, width: int, cost: CostCurve | None = None) -> Draft:
+    """Everybody proposes; the most probable rows that fit and, with a cost curve, are worth their cost."""
+    pairs = _proposals(drafters, context, width, cost)
     drafts = [p[0] for p in pairs]
     draft = drafts[0] if len(pairs) == 1 else merge(drafts, width, [p[1] for p in pairs])
-    kept = _paths(draft)
-    return replace(draft, sources=tuple(d.name for d, own in zip(drafters, drafts, strict=True) if kept & _paths(own)))
+    if cost is not None and all(draft.candidate):
+        spent = sum(len(own) * (seconds(d) or 0.0) for d, own in zip(drafters, drafts, strict=True))
+        draft = _worth(draft, pairs, cost, spent)
+    kept = set(_paths(draft))
+    named = [d.name for d, own in zip(drafters, drafts, strict=True) if not kept.isdisjoint(_paths(own))]
+    return replace(draft, sources=tuple(named))
 
 
-def _paths(draft: Draft) -> set[tuple[int, ...]]:
+def _proposals(
+    drafters: Sequence[Drafter], context: Context, width: int, cost: CostCurve | None
+) -> list[tuple[Draft, Scores]]:
+    """In the drafters' order. With a cost curve those that take time are asked last, and only where they promise more
+    than what is there already."""
+    found: dict[int, tuple[Draft, Scores]] = {}
+    gain = 1.0
+    for i in sorted(range(len(drafters)), key=lambda i: seconds(drafters[i]) or 0.0):
+        step = seconds(drafters[i])
+        if cost is None or step is None or promise(cost, step, NEXT, width - 1) > gain:
+            found[i] = scored(drafters[i], context, width)
+        else:
+            found[i] = EMPTY, []
+        if cost is not None:
+            gain = max(gain, worth(sorted(found[i][1], reverse=True), cost)[1])
+    return [found[i] for i in range(len(drafters))]
+
+
+def _worth(draft: Draft, pairs: Sequence[tuple[Draft, Scores]], cost: CostCurve, spent: float) -> Draft:
+    """The rows of a merged draft that are worth running; they come in the order of their scores."""
+    chance: dict[tuple[int, ...], float] = {}
+    for own, scores in pairs:
+        for path, score in zip(_paths(own), scores, strict=True):
+            chance[path] = max(score, chance.get(path, 0.0))
+    rows = worth([chance[path] for path in _paths(draft)], cost, spent)[0]
+    return prune(draft, rows, len(draft), max(draft.tokens, default=0) + 1)
+
+
+def _paths(draft: Draft) -> list[tuple[int, ...]]:
     """Tokens from the text down to each row."""
     paths: list[tuple[int, ...]] = []
     for token, parent in zip(draft.tokens, draft.parents, strict=True):
         paths.append((*(paths[parent] if parent != ROOT else ()), token))
-    return set(paths)
+    return paths
 
 
-def cascade(drafters: Sequence[Drafter], context: Context, width: int) -> Draft:
+def cascade(drafters: Sequence[Drafter], context: Context, width: int, cost: CostCurve | None = None) -> Draft:  # noqa: ARG001
     """The first proposal that holds a candidate; without one, the last that holds anything."""
     found = EMPTY
     for drafter in drafters:
@@ -71,15 +113,20 @@ def cascade(drafters: Sequence[Drafter], context: Context, width: int) -> Draft:
     return found
 
 
-MODE: Mapping[str, Callable[[Sequence[Drafter], Context, int], Draft]] = {"merge": merged, "cascade": cascade}
+Mode = Callable[[Sequence[Drafter], Context, int, CostCurve | None], Draft]
+MODE: Mapping[str, Mode] = {"merge": merged, "cascade": cascade}
 
 
 class Hybrid:
-    """members: every one. enabled: indices of those that propose; change it with `enable` between two generations."""
+    """members: every one. enabled: indices of those that propose; change it with `enable` between two generations.
 
-    def __init__(self, members: Sequence[Drafter], mode: str) -> None:
+    cost  t(width): weighs a merged draft's rows where a member is one that takes time
+    """
+
+    def __init__(self, members: Sequence[Drafter], mode: str, cost: CostCurve | None = None) -> None:
         self.members = tuple(members)
         self.mode = mode
+        self._cost = cost
         self.enabled = frozenset(range(len(self.members)))
 
     @property
@@ -89,6 +136,11 @@ class Hybrid:
     @property
     def wants(self) -> frozenset[str]:
         return frozenset().union(*(m.wants for m in self.members))
+
+    @property
+    def seconds(self) -> float | None:
+        """As `seconds` of the members that propose."""
+        return max((s for i in self.enabled if (s := seconds(self.members[i])) is not None), default=None)
 
     def enable(self, name: str, on: bool) -> None:
         """Let the members of this name propose, or not. BadUsage: there is none."""
@@ -103,21 +155,22 @@ class Hybrid:
 
     def propose(self, context: Context, width: int) -> Draft:
         active = [m for i, m in enumerate(self.members) if i in self.enabled]
-        return MODE[self.mode](active, context, width) if active else EMPTY
+        cost = self._cost if self.seconds is not None else None
+        return MODE[self.mode](active, context, width, cost) if active else EMPTY
 
     def observe(self, verdict: Verdict, draft: Draft, output: Output) -> None:
         for member in self.members:
             member.observe(verdict, draft, output)
 
 
-def compose(drafters: Sequence[Drafter], mode: str) -> Hybrid:
+def compose(drafters: Sequence[Drafter], mode: str, cost: CostCurve | None = None) -> Hybrid:
     """One drafter of several. BadUsage: an unknown mode, fewer than two, or one of them twice."""
     names = [d.name for d in drafters]
     if mode not in MODE:
         raise BadUsage(f"a hybrid is one of {', '.join(MODES)}, not '{mode}'")
     if len(names) < 2 or len(set(names)) < len(names):
         raise BadUsage(f"a hybrid needs two different methods, not {'+'.join(names) or 'none'}")
-    return Hybrid(drafters, mode)
+    return Hybrid(drafters, mode, cost)
 
 
 def quiet(line: str) -> None:
@@ -132,7 +185,7 @@ def create(method: str, options: DrafterOptions, say: Callable[[str], None] = qu
     drafters = [_member(find(DRAFTERS, "create", name.strip(), "method"), options, say) for name in method.split("+")]
     if len(drafters) == 1 and not options.off:
         return drafters[0]
-    hybrid = compose(drafters, options.hybrid)
+    hybrid = compose(drafters, options.hybrid, options.cost)
     for name in options.off:
         hybrid.enable(name, False)
     return hybrid

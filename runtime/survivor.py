@@ -34,6 +34,12 @@ class Survivor:
     def wants(self) -> frozenset[str]:
         return self._inner.wants
 
+    @property
+    def seconds(self) -> float | None:
+        """As `hybrid.seconds` of the inner one."""
+        found: float | None = getattr(self._inner, "seconds", None)
+        return found
+
     def start(self, prompt: Sequence[int], read: Output = UNREAD) -> None:
         """A new text: it may try again."""
         self._alive = True

@@ -61,6 +61,11 @@ class DraftDrafter:
         self._laws = DrawnLaws(self._most, model.tokens)
         self._scratch: NDArray[np.float32] = np.empty(0, np.float32)
 
+    @property
+    def seconds(self) -> float | None:
+        """Of each drafted token, where costs end the chains, so that no policy has to. None: they do not."""
+        return self._stop.step if isinstance(self._stop, Pace) else None
+
     def start(self, prompt: Sequence[int], read: Output = UNREAD) -> None:  # noqa: ARG002
         """Read the prompt, apart from what it shares with the last text."""
         self._prompt = len(prompt)
@@ -90,7 +95,7 @@ class DraftDrafter:
     def _pace(self, options: DrafterOptions) -> tuple[Stop, int]:
         """What ends a greedy chain and its longest: by costs, unless they are unknown or the user says how to draft."""
         said = options.draft_tokens is not None or options.confidence is not None or options.tree is not None
-        if said or options.cost is None or options.draft_seconds is None:
+        if said or self._drawing or options.cost is None or options.draft_seconds is None:
             return Confidence(self._least), DRAFT_TOKENS
         return Pace(options.cost, options.draft_seconds, self._least), PACED_TOKENS
 
