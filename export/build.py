@@ -78,9 +78,33 @@ def _draft(
     check_vocabulary(target, draft)
     context = None if options.context is None else min(options.context, draft.config.context)
     output = folder_beside(options.output, DRAFT)
-    own = replace(options, model=options.draft, output=output, context=context, drafters={}, heads=False, parts=None)
+    own = replace(
+        options,
+        model=options.draft,
+        output=output,
+        precision=_drafting(options, draft),
+        context=context,
+        drafters={},
+        heads=False,
+        parts=None,
+        drafts=True,
+    )
     summary = _build(own, draft, work, progress, Beside(), None)
     return summary, Beside(draft_fact(options.output, work), schema.read((work / MANIFEST).read_bytes()))
+
+
+def _drafting(options: BuildOptions, draft: Checkpoint) -> str:
+    """A draft model's precision: what it drafts is checked, so that speed counts first where nobody says otherwise."""
+    names = options.target.drafting if options.precision == AUTO else ()
+    return next((name for name in names if _can_suit(name, draft)), options.precision)
+
+
+def _can_suit(precision: str, checkpoint: Checkpoint) -> bool:
+    try:
+        _suits(precision, checkpoint)
+    except SpecError:
+        return False
+    return True
 
 
 def _fallback(
@@ -233,15 +257,15 @@ def _summary(options: BuildOptions, chosen: Chosen, candidate: Candidate, law: R
         quality=chosen.quality,
         parity=chosen.parity,
         rejected=chosen.rejected,
-        warnings=_warnings(chosen, law),
+        warnings=_warnings(chosen, law, options.drafts),
         seconds=round(seconds, 2),
         draft=None,
     )
 
 
-def _warnings(chosen: Chosen, law: ReferenceLaw) -> tuple[str, ...]:
+def _warnings(chosen: Chosen, law: ReferenceLaw, drafts: bool) -> tuple[str, ...]:
     warnings = []
-    if not within(chosen.quality):
+    if not drafts and not within(chosen.quality):
         warnings.append(
             f"precision {chosen.candidate.manifest.precision} is outside the bounds (KL {chosen.quality.kl:.3f} of "
             f"{LIMITS[0]}, top-1 {chosen.quality.top1:.3f} of {LIMITS[1]}): another, worse model; use --precision auto"

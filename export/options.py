@@ -25,6 +25,7 @@ class BuildOptions:
     drafters  path of the weights of each drafting method that brings some
     fallback  another target to export the model for, beside it; None: none
     heads     whether heads that come with the package for this very model are put in, where `drafters` has none
+    drafts    whether this is the draft model of another: its answers are checked by that one
     parts     how many graphs the fixed-width network is cut into; None: as many as the target needs for its weights
     """
 
@@ -40,6 +41,7 @@ class BuildOptions:
     fallback: Target | None = None
     heads: bool = True
     parts: int | None = None
+    drafts: bool = False
 
     def with_shipped(self, heads: Mapping[str, Path]) -> Mapping[str, Path]:
         """Every drafter to put in. heads: the package's own for this model, for targets that take any width."""

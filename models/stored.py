@@ -227,7 +227,7 @@ def store_model(
     scheme.check(weights)
     out = Writer(store, dtypes)
     embedding = put_table(scheme.pack(weights, f"{EMBEDDING}.weight"), out, EMBEDDING, True)
-    head = embedding if config.tied else put_table(scheme.pack(weights, f"{HEAD}.weight"), out, HEAD, False)
+    head = _head(config, weights, scheme, out) or embedding
     groups = {
         path: put_group(weights, scheme, out, path, names, _step(scheme, peaks or {}, path))
         for path, names in modules(config).items()
@@ -238,6 +238,14 @@ def store_model(
     }
     cos, sin = rotary_tables(rope, table_rows, out)
     return Stored(store.path.name, scheme.accuracy_level, embedding, head, groups, norms, cos, sin, scheme.opset)
+
+
+def _head(config: ModelConfig, weights: Weights, scheme: Scheme, out: Writer) -> Table | None:
+    """None: the embedding is read for it too."""
+    if config.tied and scheme.head is None:
+        return None
+    name = EMBEDDING if config.tied else HEAD
+    return put_table((scheme.head or scheme.pack)(weights, f"{name}.weight"), out, HEAD, False)
 
 
 def rotary_tables(rope: RopeFacts, rows: int, out: Writer, prefix: str = "") -> tuple[ByDtype, ByDtype]:

@@ -13,6 +13,7 @@ TARGET = Target(
     lowering="fused",
     half=("fp16",),
     precisions=("int4", "keep", "int8", "fp16", "fp32"),
+    drafting=("keep-head4",),
     widths=(1, 2, 4, 8, 16),
     prefill=128,
     buckets=(512, 1024, 2048, 4096, 8192, 16384, 32768),

@@ -86,6 +86,7 @@ class Target:
     resident      the first provider keeps the cache in the device's memory: the bundle has a graph that writes to it
     step          activation dtype of the any-width graph at these precisions
     precisions    what `auto` may choose, in order: the first within the bounds is taken
+    drafting      what `auto` takes for a draft model, the first that its weights suit; none of them: as `precisions`
     widths        verify widths S, ascending, the first is 1
     prefill       rows of the prefill chunk
     buckets       past sizes P, ascending, each a multiple of 64
@@ -114,6 +115,7 @@ class Target:
     resident: bool = False
     step: str = "float32"
     precisions: tuple[str, ...] = ()
+    drafting: tuple[str, ...] = ()
     widths: tuple[int, ...] = (1, 8)
     prefill: int = 128
     buckets: tuple[int, ...] = (1152,)

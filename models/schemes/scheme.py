@@ -46,6 +46,7 @@ class Scheme:
     accuracy_level  of MatMulNBits: 4 rounds activations to int8 per block (fast), 0 keeps them in float
     plan            None: sizes follow from the values, so nothing is known without them
     opset           of ONNX's own domain: 21 where a type or an attribute is used that 17 does not have
+    head            how lm_head is packed where it is stored apart from a tied embedding; None: as `pack` says, once
     steps           activations that layers read are rounded to that many steps each side of 0; 0: not at all
     """
 
@@ -56,6 +57,7 @@ class Scheme:
     plan: Plan | None = None
     opset: int = 17
     steps: int = 0
+    head: Callable[[Weights, str], Packed] | None = None
 
 
 def scheme(name: str) -> Scheme:

