@@ -32,6 +32,13 @@ static const int SIZE[FORMS] = {BYTES_U4_OFFSET, BYTES_U4_MIDDLE, BYTES_S6_SIXTE
 #define PIN(x) __asm__ volatile("" : "+x"(x))
 #endif
 
+/* A loop over the rows of a tile. GCC unrolls it by itself too, but late: it then stores every sum in every block. */
+#if defined(__GNUC__) && !defined(__clang__)
+#define EACH_ROW(r) _Pragma("GCC unroll 4") for (int r = 0; r < R; r++)
+#else
+#define EACH_ROW(r) for (int r = 0; r < R; r++)
+#endif
+
 INLINE __m256i quad(const int8_t *a) {
     int32_t four;
     memcpy(&four, a, 4);
@@ -52,12 +59,12 @@ INLINE __m256 wide(__m256i sums) {
 /* Eight codes of a row, times four activations each: the 16-bit sums of a block of U4 codes. */
 INLINE void u4_sums(const int R, const uint8_t *w, const int8_t *const *a, __m256i *sums) {
     const __m256i low = _mm256_set1_epi8(15);
-    for (int r = 0; r < R; r++) sums[r] = _mm256_setzero_si256();
+    EACH_ROW(r) sums[r] = _mm256_setzero_si256();
     for (int i = 0; i < 4; i++) {
         const __m256i both = _mm256_loadu_si256((const __m256i *)(w + 32 * i));
         const __m256i even = _mm256_and_si256(both, low);
         const __m256i odd = _mm256_and_si256(_mm256_srli_epi16(both, 4), low);
-        for (int r = 0; r < R; r++) {
+        EACH_ROW(r) {
             sums[r] = _mm256_add_epi16(sums[r], _mm256_maddubs_epi16(even, quad(a[r] + 8 * i)));
             sums[r] = _mm256_add_epi16(sums[r], _mm256_maddubs_epi16(odd, quad(a[r] + 8 * i + 4)));
             PIN(sums[r]);
@@ -71,7 +78,7 @@ INLINE void u4(const int R, const int OWN, const uint8_t *w, const Quantised *x,
     __m256 total[TILE], shift[TILE];
     const int8_t *a[TILE];
     const float *scale[TILE], *sum[TILE];
-    for (int r = 0; r < R; r++) {
+    EACH_ROW(r) {
         total[r] = shift[r] = _mm256_setzero_ps();
         a[r] = x->q + (size_t)(row + r) * x->k;
         scale[r] = x->scale + (size_t)(row + r) * blocks;
@@ -82,7 +89,7 @@ INLINE void u4(const int R, const int OWN, const uint8_t *w, const Quantised *x,
         ask_ahead(w, size);
         u4_sums(R, w, a, sums);
         const __m256 ws = half8(w + 128), wo = OWN ? half8(w + 144) : ws;
-        for (int r = 0; r < R; r++) {
+        EACH_ROW(r) {
             const __m256 s = _mm256_mul_ps(ws, _mm256_broadcast_ss(scale[r] + b));
             total[r] = _mm256_fmadd_ps(wide(sums[r]), s, total[r]);
             shift[r] = _mm256_fmadd_ps(wo, _mm256_broadcast_ss(sum[r] + b), shift[r]);
@@ -90,7 +97,7 @@ INLINE void u4(const int R, const int OWN, const uint8_t *w, const Quantised *x,
         }
     }
     const __m256 by = _mm256_set1_ps(OWN ? 1.0f : -8.0f);
-    for (int r = 0; r < R; r++) out[r] = _mm256_fmadd_ps(shift[r], by, total[r]);
+    EACH_ROW(r) out[r] = _mm256_fmadd_ps(shift[r], by, total[r]);
 }
 
 INLINE void u4_offset(const int R, const uint8_t *w, const Quantised *x, int row, __m256 *out) { u4(R, 1, w, x, row, out); }
@@ -116,7 +123,7 @@ INLINE void s6_sixteen(const int R, const uint8_t *w, const Quantised *x, int ro
     __m256 first[TILE], second[TILE];
     const int8_t *a[TILE];
     const float *scale[TILE];
-    for (int r = 0; r < R; r++) {
+    EACH_ROW(r) {
         first[r] = second[r] = _mm256_setzero_ps();
         a[r] = x->q + (size_t)(row + r) * x->k;
         scale[r] = x->scale + (size_t)(row + r) * blocks;
@@ -125,27 +132,27 @@ INLINE void s6_sixteen(const int R, const uint8_t *w, const Quantised *x, int ro
         ask_ahead(w, BYTES_S6_SIXTEEN);
         for (int h = 0; h < 2; h++) {
             __m256i sums[TILE];
-            for (int r = 0; r < R; r++) sums[r] = _mm256_setzero_si256();
+            EACH_ROW(r) sums[r] = _mm256_setzero_si256();
             __m256i codes[4];
             six_bits(w, h, codes);
             for (int i = 0; i < 4; i++) {
                 const __m256i size = _mm256_abs_epi8(codes[i]);
-                for (int r = 0; r < R; r++) {
+                EACH_ROW(r) {
                     const __m256i signed_ = _mm256_sign_epi8(quad(a[r] + 16 * h + 4 * i), codes[i]);
                     sums[r] = _mm256_add_epi16(sums[r], _mm256_maddubs_epi16(size, signed_));
                     PIN(sums[r]);
                 }
             }
             const __m256 ws = half8(w + 192 + 16 * h);
-            for (int r = 0; r < R; r++) {
+            EACH_ROW(r) {
                 const __m256 s = _mm256_mul_ps(ws, _mm256_broadcast_ss(scale[r] + b));
                 __m256 *to = h ? second : first;
                 to[r] = _mm256_fmadd_ps(wide(sums[r]), s, to[r]);
             }
         }
-        for (int r = 0; r < R; r++) a[r] += BLOCK;
+        EACH_ROW(r) a[r] += BLOCK;
     }
-    for (int r = 0; r < R; r++) out[r] = _mm256_add_ps(first[r], second[r]);
+    EACH_ROW(r) out[r] = _mm256_add_ps(first[r], second[r]);
 }
 
 INLINE void s8_block(const int R, const uint8_t *w, const Quantised *x, int row, __m256 *out) {
@@ -153,7 +160,7 @@ INLINE void s8_block(const int R, const uint8_t *w, const Quantised *x, int row,
     const __m256i one = _mm256_set1_epi16(1);
     const int8_t *a[TILE];
     const float *scale[TILE];
-    for (int r = 0; r < R; r++) {
+    EACH_ROW(r) {
         out[r] = _mm256_setzero_ps();
         a[r] = x->q + (size_t)(row + r) * x->k;
         scale[r] = x->scale + (size_t)(row + r) * blocks;
@@ -161,11 +168,11 @@ INLINE void s8_block(const int R, const uint8_t *w, const Quantised *x, int row,
     for (int b = 0; b < blocks; b++, w += BYTES_S8_BLOCK) {
         ask_ahead(w, BYTES_S8_BLOCK);
         __m256i sums[TILE];
-        for (int r = 0; r < R; r++) sums[r] = _mm256_setzero_si256();
+        EACH_ROW(r) sums[r] = _mm256_setzero_si256();
         for (int i = 0; i < 8; i++) {
             const __m256i code = _mm256_loadu_si256((const __m256i *)(w + 32 * i));
             const __m256i size = _mm256_abs_epi8(code);
-            for (int r = 0; r < R; r++) {
+            EACH_ROW(r) {
                 const __m256i signed_ = _mm256_sign_epi8(quad(a[r] + 4 * i), code);
                 const __m256i pairs = _mm256_maddubs_epi16(size, signed_);
                 sums[r] = _mm256_add_epi32(sums[r], _mm256_madd_epi16(pairs, one));
@@ -173,7 +180,7 @@ INLINE void s8_block(const int R, const uint8_t *w, const Quantised *x, int row,
             }
         }
         const __m256 ws = half8(w + 256);
-        for (int r = 0; r < R; r++) {
+        EACH_ROW(r) {
             const __m256 s = _mm256_mul_ps(ws, _mm256_broadcast_ss(scale[r] + b));
             out[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums[r]), s, out[r]);
             a[r] += BLOCK;
@@ -186,7 +193,7 @@ INLINE void s8_five(const int R, const uint8_t *w, const Quantised *x, int row, 
     __m256 total[TILE], shift[TILE];
     const int8_t *a[TILE];
     const float *scale[TILE], *sum[TILE];
-    for (int r = 0; r < R; r++) {
+    EACH_ROW(r) {
         total[r] = shift[r] = _mm256_setzero_ps();
         a[r] = x->q + (size_t)(row + r) * x->k;
         scale[r] = x->scale + (size_t)(row + r) * blocks;
@@ -195,25 +202,25 @@ INLINE void s8_five(const int R, const uint8_t *w, const Quantised *x, int row, 
     for (int b = 0; b < blocks; b++, w += BYTES_S8_FIVE) {
         ask_ahead(w, BYTES_S8_FIVE);
         __m256i sums[TILE];
-        for (int r = 0; r < R; r++) sums[r] = _mm256_setzero_si256();
+        EACH_ROW(r) sums[r] = _mm256_setzero_si256();
         for (int i = 0; i < 8; i++) {
             const __m256i code = _mm256_loadu_si256((const __m256i *)(w + 32 * i));
             const __m256i size = _mm256_abs_epi8(code);
-            for (int r = 0; r < R; r++) {
+            EACH_ROW(r) {
                 const __m256i signed_ = _mm256_sign_epi8(quad(a[r] + 4 * i), code);
                 sums[r] = _mm256_add_epi16(sums[r], _mm256_maddubs_epi16(size, signed_));
                 PIN(sums[r]);
             }
         }
         const __m256 ws = half8(w + 256), wo = half8(w + 272);
-        for (int r = 0; r < R; r++) {
+        EACH_ROW(r) {
             const __m256 s = _mm256_mul_ps(ws, _mm256_broadcast_ss(scale[r] + b));
             total[r] = _mm256_fmadd_ps(wide(sums[r]), s, total[r]);
             shift[r] = _mm256_fmadd_ps(wo, _mm256_broadcast_ss(sum[r] + b), shift[r]);
             a[r] += BLOCK;
         }
     }
-    for (int r = 0; r < R; r++) out[r] = _mm256_add_ps(total[r], shift[r]);
+    EACH_ROW(r) out[r] = _mm256_add_ps(total[r], shift[r]);
 }
 
 typedef void (*Tile)(const uint8_t *, const Quantised *, int, __m256 *);
