@@ -10,10 +10,10 @@
 #include <x86intrin.h>
 static double now(){struct timespec t;clock_gettime(CLOCK_MONOTONIC,&t);return t.tv_sec+1e-9*t.tv_nsec;}
 int main(){
-  int k=576,n=1536; static const int size[]={160,144,224,272,288};
+  int k=576,n=1536; static const int size[]={BYTES_OF_FORMS};
   // clock estimate
   { double t=now(); unsigned long c=0; for(long i=0;i<200000000;i++){ __asm__ volatile("add $1,%0":"+r"(c)); } double d=now()-t; printf("~%.2f GHz (dep add)\n",0.2/d); }
-  for(int form=0;form<5;form++){
+  for(int form=0;form<FORMS;form++){
     uint8_t*d=aligned_alloc(64,(size_t)n/8*(k/32)*size[form]+64); for(size_t i=0;i<(size_t)n/8*(k/32)*size[form];i++) d[i]=rand()%17;
     Matrix m={d,NULL,n,k,form,1.0f};
     for(int rows=1;rows<=8;rows++){

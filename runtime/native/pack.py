@@ -21,10 +21,11 @@ from spec_edge.runtime.native.mirror import (
     MATMUL,
     S6_SIXTEEN,
     S8_BLOCK,
-    S8_FIVE,
     SWIGLU,
     U4_MIDDLE,
     U4_OFFSET,
+    U5_MIDDLE,
+    U5_OFFSET,
     Matrix,
 )
 from spec_edge.runtime.native.program import Linear, Program
@@ -82,7 +83,7 @@ def _form(m: Linear, codes: NDArray[np.uint8]) -> int:
         return U4_OFFSET if m.offset else U4_MIDDLE
     reach = library().native_reach(codes.ctypes.data, codes.size)
     if m.block >= BLOCK and reach <= FIVE:
-        return S8_FIVE
+        return U5_OFFSET if m.offset else U5_MIDDLE
     if m.offset or (m.block < BLOCK and reach > SIX):
         raise Untranslatable(f"'{m.codes}': its 8-bit codes reach {reach}, which no kernel takes here")
     return S6_SIXTEEN if m.block < BLOCK else S8_BLOCK
@@ -99,7 +100,8 @@ def _put(m: Linear, form: int, constants: Constants, at: int) -> float:
     offset = constants[m.offset] if m.offset else None
     most = float(np.abs(scale).max(initial=0.0))
     if offset is not None:
-        most = max(8 * most, float(np.abs(offset).max(initial=0.0)) + 8 * most)
+        # what is kept is the value of code 0
+        most = (8 if m.bits == 4 else FIVE) * most + float(np.abs(offset).max(initial=0.0))
     exponent = TOP - math.frexp(most)[1] if most > 0 and math.isfinite(most) else 0
     exponent = max(-FARTHEST, min(FARTHEST, exponent))
     times = math.ldexp(1.0, exponent)

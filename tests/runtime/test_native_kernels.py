@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 
 from spec_edge.runtime.native import pack as packing
 from spec_edge.runtime.native.library import library
-from spec_edge.runtime.native.mirror import MATMUL, S6_SIXTEEN, S8_BLOCK, S8_FIVE, U4_MIDDLE, U4_OFFSET, Quantised
+from spec_edge.runtime.native.mirror import (
+    MATMUL,
+    S6_SIXTEEN,
+    S8_BLOCK,
+    U4_MIDDLE,
+    U4_OFFSET,
+    U5_MIDDLE,
+    U5_OFFSET,
+    Quantised,
+)
 from spec_edge.runtime.native.program import Linear, Program, Step
 from spec_edge.runtime.native.state import Untranslatable
 
@@ -24,9 +33,10 @@ Case = tuple[int, int, int, bool]
 CASES: dict[int, Case] = {
     U4_OFFSET: (4, 32, 8, True),
     U4_MIDDLE: (4, 32, 8, False),
+    U5_OFFSET: (8, 32, 16, True),
+    U5_MIDDLE: (8, 32, 16, False),
     S6_SIXTEEN: (8, 16, 32, False),
     S8_BLOCK: (8, 32, 128, False),
-    S8_FIVE: (8, 32, 16, True),
 }
 
 
@@ -34,19 +44,22 @@ def half(rng: np.random.Generator, low: float, high: float, *shape: int) -> np.n
     return rng.uniform(low, high, shape).astype(np.float16).astype(np.float32)
 
 
-def matrix(case: Case, n: int, k: int, seed: int, bias: bool = False) -> tuple[Any, Any, np.ndarray]:
-    """(its constants, what packing made of it, its values [n, k]); scales are float16 ones."""
+def matrix(
+    case: Case, n: int, k: int, seed: int, bias: bool = False, whole: bool = False
+) -> tuple[Any, Any, np.ndarray]:
+    """(its constants, what packing made of it, its values [n, k]); scales are float16 ones. whole: every number is."""
     bits, block, reach, offset = case
     rng, middle = np.random.default_rng(seed), 1 << (bits - 1)
     top = middle + reach - 1
     q = rng.integers(middle - reach, top + 1, (n, k // block, block)).astype(np.uint8)
     q[0, 0, :2] = middle - reach, top
-    constants = {"codes": q, "scale": half(rng, 1e-4, 3e-4, n, k // block)}
+    scale = rng.choice(np.float32([1, 2, 4]), (n, k // block)) if whole else half(rng, 1e-4, 3e-4, n, k // block)
+    constants = {"codes": q, "scale": scale}
     values = (q.astype(np.float64) - middle) * constants["scale"][..., None]
     if offset:
-        # what the kernel keeps of a 4-bit matrix is the value of code 0, which is float16 in the files
-        zero = half(rng, -1e-3, 1e-3, n, k // block)
-        shift = zero + middle * constants["scale"] if bits == 4 else zero
+        # what the kernel keeps is the value of code 0, which is float16 in the files
+        zero = rng.integers(-99, 100, scale.shape) if whole else half(rng, -1e-3, 1e-3, *scale.shape)
+        shift = zero + reach * scale
         constants["offset"] = np.ascontiguousarray(shift.T.astype(np.float32))
         values += constants["offset"].T.astype(np.float64)[..., None]
     if bits == 4:
@@ -95,14 +108,26 @@ def test_products_are_those_of_the_values(form: int, rows: int, n: int, blocks: 
     assert (np.abs(product(packed, made, rows, n) - want) <= 4 * room).all()
 
 
+@pytest.mark.parametrize("k", [32, 96])
+@pytest.mark.parametrize("form", sorted(CASES))
+def test_products_of_whole_numbers_are_exact(form: int, k: int) -> None:
+    _, packed, values = matrix(CASES[form], 13, k, k, whole=True)
+    rng = np.random.default_rng(form)
+    for rows in range(1, 10):
+        x = rng.integers(-127, 128, (rows, k)).astype(np.float32)
+        x[:, ::32] = 127  # so that a step of the quantised row is one
+        np.testing.assert_array_equal(product(packed, quantised(x)[0], rows, 13), x @ values.T)
+
+
 @pytest.mark.parametrize("form", sorted(CASES))
 def test_a_row_is_the_same_in_every_company(form: int) -> None:
     _, packed, _ = matrix(CASES[form], 24, 96, 3)
     x = np.random.default_rng(1).normal(0, 1, (11, 96)).astype(np.float32)
     together = product(packed, quantised(x)[0], 11, 24)
-    for row in range(11):
-        made, _parts = quantised(x[row : row + 1])
-        np.testing.assert_array_equal(product(packed, made, 1, 24)[0], together[row])
+    for rows in range(1, 6):
+        for row in range(12 - rows):
+            made, _parts = quantised(x[row : row + rows])
+            np.testing.assert_array_equal(product(packed, made, rows, 24), together[row : row + rows])
 
 
 @pytest.mark.parametrize("form", sorted(CASES))
@@ -129,6 +154,8 @@ def test_codes_that_no_kernel_takes_are_refused() -> None:
         matrix((8, 16, 128, False), 8, 32, 0)
     with pytest.raises(Untranslatable, match="reach 100"):
         matrix((8, 32, 100, True), 8, 32, 0)
+    with pytest.raises(Untranslatable, match="reach 17"):
+        matrix((8, 32, 17, True), 8, 32, 0)
 
 
 @given(st.lists(st.floats(-1e4, 1e4, width=32), min_size=32, max_size=32))

@@ -6,13 +6,16 @@
  *   U4_OFFSET   128 bytes: vector i holds quads 2i (low halves) and 2i+1 (high halves); 8 float16 scales; 8 float16
  *               offsets. A weight is scale * code + offset.
  *   U4_MIDDLE   the same without offsets. A weight is scale * (code - 8).
- *   S6_SIXTEEN  128 bytes with the low halves of 6-bit codes, as above; 64 bytes with their high two bits: vector h holds
+ *   U5_OFFSET   160 bytes: vector i holds quad 2i (low five bits) and more than half of quad 2i+1; vector 4 the rest: quad
+ *               2i+1 is (vector i >> 3 ^ vector 4 >> 2i) & 31, with shifts of 16 bits, whatever that brings along (an `and`
+ *               less per quad than two fields put together). 8 float16 scales; 8 float16 offsets. scale * code + offset.
+ *   U5_MIDDLE   the same without offsets. A weight is scale * (code - 16).
+ *   S6_SIXTEEN  128 bytes with the low halves of 6-bit codes, as in U4; 64 bytes with their high two bits: vector h holds
  *               those of quads 4h..4h+3, lowest first; 2 x 8 float16 scales, of 16 columns each. scale * (code - 32).
  *   S8_BLOCK    256 bytes of codes; 8 float16 scales.
- *   S8_FIVE     256 bytes of codes within -16..16; 8 float16 scales; 8 float16 offsets.
  *
- * vpmaddubsw adds two products into 16 bits. 15 * 127 * 2 * 8, 16 * 127 * 2 * 8 and 32 * 127 * 2 * 4 stay within them, so
- * that most forms widen once a block or once a half; S8_BLOCK must widen at once.
+ * vpmaddubsw adds two products into 16 bits. 15 * 127 * 2 * 8, 31 * 127 * 2 * 4 and 32 * 127 * 2 * 4 stay within them, so
+ * that 4-bit forms widen once a block, 5- and 6-bit ones once a half; S8_BLOCK must widen at once.
  */
 #include "native.h"
 #if NATIVE_X86
@@ -22,7 +25,7 @@
 
 enum { TILE = 4, AHEAD = 3072 };
 
-static const int SIZE[FORMS] = {BYTES_U4_OFFSET, BYTES_U4_MIDDLE, BYTES_S6_SIXTEEN, BYTES_S8_BLOCK, BYTES_S8_FIVE};
+static const int SIZE[FORMS] = {BYTES_OF_FORMS};
 
 /* Keeps a value in its register, so that sums are built one after the other and not all at the end: compilers reorder them
  * into a tree that needs more registers than there are. */
@@ -30,6 +33,13 @@ static const int SIZE[FORMS] = {BYTES_U4_OFFSET, BYTES_U4_MIDDLE, BYTES_S6_SIXTE
 #define PIN(x) (void)0
 #else
 #define PIN(x) __asm__ volatile("" : "+x"(x))
+#endif
+
+/* A loop over the rows of a tile. GCC unrolls it by itself too, but late: it then stores every sum in every block. */
+#if defined(__GNUC__) && !defined(__clang__)
+#define EACH_ROW(r) _Pragma("GCC unroll 4") for (int r = 0; r < R; r++)
+#else
+#define EACH_ROW(r) for (int r = 0; r < R; r++)
 #endif
 
 INLINE __m256i quad(const int8_t *a) {
@@ -45,33 +55,43 @@ INLINE void ask_ahead(const uint8_t *w, int size) {
 
 INLINE __m256 half8(const uint8_t *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
 
-INLINE __m256 wide(__m256i sums) {
-    return _mm256_cvtepi32_ps(_mm256_madd_epi16(sums, _mm256_set1_epi16(1)));
-}
+/* Sums of pairs of 16-bit sums. */
+INLINE __m256i wide(__m256i sums) { return _mm256_madd_epi16(sums, _mm256_set1_epi16(1)); }
 
-/* Eight codes of a row, times four activations each: the 16-bit sums of a block of U4 codes. */
-INLINE void u4_sums(const int R, const uint8_t *w, const int8_t *const *a, __m256i *sums) {
-    const __m256i low = _mm256_set1_epi8(15);
-    for (int r = 0; r < R; r++) sums[r] = _mm256_setzero_si256();
-    for (int i = 0; i < 4; i++) {
-        const __m256i both = _mm256_loadu_si256((const __m256i *)(w + 32 * i));
-        const __m256i even = _mm256_and_si256(both, low);
-        const __m256i odd = _mm256_and_si256(_mm256_srli_epi16(both, 4), low);
-        for (int r = 0; r < R; r++) {
-            sums[r] = _mm256_add_epi16(sums[r], _mm256_maddubs_epi16(even, quad(a[r] + 8 * i)));
-            sums[r] = _mm256_add_epi16(sums[r], _mm256_maddubs_epi16(odd, quad(a[r] + 8 * i + 4)));
-            PIN(sums[r]);
+/* The sums of a block's unsigned codes of 4 or 5 BITS, times the activations of their columns. */
+INLINE void unsigned_sums(const int R, const int BITS, const uint8_t *w, const int8_t *const *a, __m256i *sums) {
+    const __m256i mask = _mm256_set1_epi8((1 << BITS) - 1);
+    const int fitting = BITS == 4 ? 4 : 2;
+    for (int first = 0; first < 4; first += fitting) {
+        __m256i few[TILE];
+        EACH_ROW(r) few[r] = _mm256_setzero_si256();
+        for (int i = first; i < first + fitting; i++) {
+            const __m256i both = _mm256_loadu_si256((const __m256i *)(w + 32 * i));
+            const __m256i even = _mm256_and_si256(both, mask);
+            __m256i odd = _mm256_srli_epi16(both, BITS == 4 ? 4 : 3);
+            if (BITS == 5) {
+                const __m256i rest = _mm256_loadu_si256((const __m256i *)(w + 128));
+                odd = _mm256_xor_si256(odd, _mm256_srli_epi16(rest, 2 * i));
+            }
+            odd = _mm256_and_si256(odd, mask);
+            EACH_ROW(r) {
+                few[r] = _mm256_add_epi16(few[r], _mm256_maddubs_epi16(even, quad(a[r] + 8 * i)));
+                few[r] = _mm256_add_epi16(few[r], _mm256_maddubs_epi16(odd, quad(a[r] + 8 * i + 4)));
+                PIN(few[r]);
+            }
         }
+        EACH_ROW(r) sums[r] = first ? _mm256_add_epi32(sums[r], wide(few[r])) : wide(few[r]);
     }
 }
 
-/* OWN: every weight's offset is stored; otherwise it is -8 times its scale. */
-INLINE void u4(const int R, const int OWN, const uint8_t *w, const Quantised *x, int row, __m256 *out) {
-    const int blocks = x->k / BLOCK, size = OWN ? BYTES_U4_OFFSET : BYTES_U4_MIDDLE;
+/* OWN: every weight's offset is stored; otherwise it is minus half the range of codes, times its scale. */
+INLINE void unsigned_codes(const int R, const int BITS, const int OWN, const uint8_t *w, const Quantised *x, int row,
+                           __m256 *out) {
+    const int blocks = x->k / BLOCK, codes = BITS * BLOCK, size = codes + (OWN ? 4 : 2) * LANES;
     __m256 total[TILE], shift[TILE];
     const int8_t *a[TILE];
     const float *scale[TILE], *sum[TILE];
-    for (int r = 0; r < R; r++) {
+    EACH_ROW(r) {
         total[r] = shift[r] = _mm256_setzero_ps();
         a[r] = x->q + (size_t)(row + r) * x->k;
         scale[r] = x->scale + (size_t)(row + r) * blocks;
@@ -80,22 +100,27 @@ INLINE void u4(const int R, const int OWN, const uint8_t *w, const Quantised *x,
     for (int b = 0; b < blocks; b++, w += size) {
         __m256i sums[TILE];
         ask_ahead(w, size);
-        u4_sums(R, w, a, sums);
-        const __m256 ws = half8(w + 128), wo = OWN ? half8(w + 144) : ws;
-        for (int r = 0; r < R; r++) {
+        unsigned_sums(R, BITS, w, a, sums);
+        const __m256 ws = half8(w + codes), wo = OWN ? half8(w + codes + 2 * LANES) : ws;
+        EACH_ROW(r) {
             const __m256 s = _mm256_mul_ps(ws, _mm256_broadcast_ss(scale[r] + b));
-            total[r] = _mm256_fmadd_ps(wide(sums[r]), s, total[r]);
+            total[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums[r]), s, total[r]);
             shift[r] = _mm256_fmadd_ps(wo, _mm256_broadcast_ss(sum[r] + b), shift[r]);
             a[r] += BLOCK;
         }
     }
-    const __m256 by = _mm256_set1_ps(OWN ? 1.0f : -8.0f);
-    for (int r = 0; r < R; r++) out[r] = _mm256_fmadd_ps(shift[r], by, total[r]);
+    const __m256 by = _mm256_set1_ps(OWN ? 1.0f : -(float)(1 << (BITS - 1)));
+    EACH_ROW(r) out[r] = _mm256_fmadd_ps(shift[r], by, total[r]);
 }
 
-INLINE void u4_offset(const int R, const uint8_t *w, const Quantised *x, int row, __m256 *out) { u4(R, 1, w, x, row, out); }
-
-INLINE void u4_middle(const int R, const uint8_t *w, const Quantised *x, int row, __m256 *out) { u4(R, 0, w, x, row, out); }
+#define UNSIGNED_CODES(form, BITS, OWN) \
+    INLINE void form(const int R, const uint8_t *w, const Quantised *x, int row, __m256 *out) { \
+        unsigned_codes(R, BITS, OWN, w, x, row, out); \
+    }
+UNSIGNED_CODES(u4_offset, 4, 1)
+UNSIGNED_CODES(u4_middle, 4, 0)
+UNSIGNED_CODES(u5_offset, 5, 1)
+UNSIGNED_CODES(u5_middle, 5, 0)
 
 /* The four quads of half `h` of a block, signed. */
 INLINE void six_bits(const uint8_t *w, int h, __m256i *codes) {
@@ -116,7 +141,7 @@ INLINE void s6_sixteen(const int R, const uint8_t *w, const Quantised *x, int ro
     __m256 first[TILE], second[TILE];
     const int8_t *a[TILE];
     const float *scale[TILE];
-    for (int r = 0; r < R; r++) {
+    EACH_ROW(r) {
         first[r] = second[r] = _mm256_setzero_ps();
         a[r] = x->q + (size_t)(row + r) * x->k;
         scale[r] = x->scale + (size_t)(row + r) * blocks;
@@ -125,35 +150,34 @@ INLINE void s6_sixteen(const int R, const uint8_t *w, const Quantised *x, int ro
         ask_ahead(w, BYTES_S6_SIXTEEN);
         for (int h = 0; h < 2; h++) {
             __m256i sums[TILE];
-            for (int r = 0; r < R; r++) sums[r] = _mm256_setzero_si256();
+            EACH_ROW(r) sums[r] = _mm256_setzero_si256();
             __m256i codes[4];
             six_bits(w, h, codes);
             for (int i = 0; i < 4; i++) {
                 const __m256i size = _mm256_abs_epi8(codes[i]);
-                for (int r = 0; r < R; r++) {
+                EACH_ROW(r) {
                     const __m256i signed_ = _mm256_sign_epi8(quad(a[r] + 16 * h + 4 * i), codes[i]);
                     sums[r] = _mm256_add_epi16(sums[r], _mm256_maddubs_epi16(size, signed_));
                     PIN(sums[r]);
                 }
             }
             const __m256 ws = half8(w + 192 + 16 * h);
-            for (int r = 0; r < R; r++) {
+            EACH_ROW(r) {
                 const __m256 s = _mm256_mul_ps(ws, _mm256_broadcast_ss(scale[r] + b));
                 __m256 *to = h ? second : first;
-                to[r] = _mm256_fmadd_ps(wide(sums[r]), s, to[r]);
+                to[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(wide(sums[r])), s, to[r]);
             }
         }
-        for (int r = 0; r < R; r++) a[r] += BLOCK;
+        EACH_ROW(r) a[r] += BLOCK;
     }
-    for (int r = 0; r < R; r++) out[r] = _mm256_add_ps(first[r], second[r]);
+    EACH_ROW(r) out[r] = _mm256_add_ps(first[r], second[r]);
 }
 
 INLINE void s8_block(const int R, const uint8_t *w, const Quantised *x, int row, __m256 *out) {
     const int blocks = x->k / BLOCK;
-    const __m256i one = _mm256_set1_epi16(1);
     const int8_t *a[TILE];
     const float *scale[TILE];
-    for (int r = 0; r < R; r++) {
+    EACH_ROW(r) {
         out[r] = _mm256_setzero_ps();
         a[r] = x->q + (size_t)(row + r) * x->k;
         scale[r] = x->scale + (size_t)(row + r) * blocks;
@@ -161,59 +185,24 @@ INLINE void s8_block(const int R, const uint8_t *w, const Quantised *x, int row,
     for (int b = 0; b < blocks; b++, w += BYTES_S8_BLOCK) {
         ask_ahead(w, BYTES_S8_BLOCK);
         __m256i sums[TILE];
-        for (int r = 0; r < R; r++) sums[r] = _mm256_setzero_si256();
+        EACH_ROW(r) sums[r] = _mm256_setzero_si256();
         for (int i = 0; i < 8; i++) {
             const __m256i code = _mm256_loadu_si256((const __m256i *)(w + 32 * i));
             const __m256i size = _mm256_abs_epi8(code);
-            for (int r = 0; r < R; r++) {
+            EACH_ROW(r) {
                 const __m256i signed_ = _mm256_sign_epi8(quad(a[r] + 4 * i), code);
                 const __m256i pairs = _mm256_maddubs_epi16(size, signed_);
-                sums[r] = _mm256_add_epi32(sums[r], _mm256_madd_epi16(pairs, one));
+                sums[r] = _mm256_add_epi32(sums[r], wide(pairs));
                 PIN(sums[r]);
             }
         }
         const __m256 ws = half8(w + 256);
-        for (int r = 0; r < R; r++) {
+        EACH_ROW(r) {
             const __m256 s = _mm256_mul_ps(ws, _mm256_broadcast_ss(scale[r] + b));
             out[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums[r]), s, out[r]);
             a[r] += BLOCK;
         }
     }
-}
-
-INLINE void s8_five(const int R, const uint8_t *w, const Quantised *x, int row, __m256 *out) {
-    const int blocks = x->k / BLOCK;
-    __m256 total[TILE], shift[TILE];
-    const int8_t *a[TILE];
-    const float *scale[TILE], *sum[TILE];
-    for (int r = 0; r < R; r++) {
-        total[r] = shift[r] = _mm256_setzero_ps();
-        a[r] = x->q + (size_t)(row + r) * x->k;
-        scale[r] = x->scale + (size_t)(row + r) * blocks;
-        sum[r] = x->sum + (size_t)(row + r) * blocks;
-    }
-    for (int b = 0; b < blocks; b++, w += BYTES_S8_FIVE) {
-        ask_ahead(w, BYTES_S8_FIVE);
-        __m256i sums[TILE];
-        for (int r = 0; r < R; r++) sums[r] = _mm256_setzero_si256();
-        for (int i = 0; i < 8; i++) {
-            const __m256i code = _mm256_loadu_si256((const __m256i *)(w + 32 * i));
-            const __m256i size = _mm256_abs_epi8(code);
-            for (int r = 0; r < R; r++) {
-                const __m256i signed_ = _mm256_sign_epi8(quad(a[r] + 4 * i), code);
-                sums[r] = _mm256_add_epi16(sums[r], _mm256_maddubs_epi16(size, signed_));
-                PIN(sums[r]);
-            }
-        }
-        const __m256 ws = half8(w + 256), wo = half8(w + 272);
-        for (int r = 0; r < R; r++) {
-            const __m256 s = _mm256_mul_ps(ws, _mm256_broadcast_ss(scale[r] + b));
-            total[r] = _mm256_fmadd_ps(wide(sums[r]), s, total[r]);
-            shift[r] = _mm256_fmadd_ps(wo, _mm256_broadcast_ss(sum[r] + b), shift[r]);
-            a[r] += BLOCK;
-        }
-    }
-    for (int r = 0; r < R; r++) out[r] = _mm256_add_ps(total[r], shift[r]);
 }
 
 typedef void (*Tile)(const uint8_t *, const Quantised *, int, __m256 *);
@@ -224,12 +213,13 @@ typedef void (*Tile)(const uint8_t *, const Quantised *, int, __m256 *);
 #define TILES(form) TILE_OF(form, 1) TILE_OF(form, 2) TILE_OF(form, 3) TILE_OF(form, 4)
 TILES(u4_offset)
 TILES(u4_middle)
+TILES(u5_offset)
+TILES(u5_middle)
 TILES(s6_sixteen)
 TILES(s8_block)
-TILES(s8_five)
 #define NAMES(form) {form##_1, form##_2, form##_3, form##_4}
 static const Tile TILES_OF[FORMS][TILE] = {
-    NAMES(u4_offset), NAMES(u4_middle), NAMES(s6_sixteen), NAMES(s8_block), NAMES(s8_five),
+    NAMES(u4_offset), NAMES(u4_middle), NAMES(u5_offset), NAMES(u5_middle), NAMES(s6_sixteen), NAMES(s8_block),
 };
 
 INLINE const uint8_t *group_of(const Matrix *m, int group) {

@@ -31,11 +31,12 @@
 #define INLINE static inline __attribute__((always_inline)) AVX2
 #endif
 
-enum { LANES = 8, BLOCK = 32, QUERIES_AT_ONCE = 4, WIDEST_HEAD = 256, VERSION = 1 };
+enum { LANES = 8, BLOCK = 32, QUERIES_AT_ONCE = 4, WIDEST_HEAD = 256, VERSION = 2 };
 
 /* How a matrix is packed: groups of 8 rows, blocks of 32 columns; see matmul.c. */
-enum { U4_OFFSET, U4_MIDDLE, S6_SIXTEEN, S8_BLOCK, S8_FIVE, FORMS };
-enum { BYTES_U4_OFFSET = 160, BYTES_U4_MIDDLE = 144, BYTES_S6_SIXTEEN = 224, BYTES_S8_BLOCK = 272, BYTES_S8_FIVE = 288 };
+enum { U4_OFFSET, U4_MIDDLE, U5_OFFSET, U5_MIDDLE, S6_SIXTEEN, S8_BLOCK, FORMS };
+enum { BYTES_S6_SIXTEEN = 224, BYTES_S8_BLOCK = 272 };
+#define BYTES_OF_FORMS 160, 144, 192, 176, BYTES_S6_SIXTEEN, BYTES_S8_BLOCK /* of a block of 8 rows */
 
 /* n rows (outputs) and k columns, k a multiple of 32. Results are times `unscale`, plus bias[n] where there is one. */
 typedef struct {

@@ -5,7 +5,7 @@
 #include <immintrin.h>
 #include <string.h>
 
-enum { CENTRE4 = 8, CENTRE8 = 128 };
+enum { CENTRE4 = 8, CENTRE5 = 16, CENTRE6 = 32, CENTRE8 = 128 };
 
 AVX2 static uint16_t half_of(float x) {
     return (uint16_t)_mm_extract_epi16(_mm_cvtps_ph(_mm_set_ss(x), _MM_FROUND_TO_NEAREST_INT), 0);
@@ -31,6 +31,26 @@ static void row_u4(const uint8_t *codes, uint8_t *to) {
         }
 }
 
+static void put16(uint8_t *to, unsigned bits) {
+    const uint16_t both = (uint16_t)bits;
+    memcpy(to, &both, 2);
+}
+
+/* Two neighbouring columns at a time: the kernel shifts them together. */
+static void row_u5(const uint8_t *codes, uint8_t *to) {
+    for (int t = 0; t < 4; t += 2) {
+        unsigned two[8], rest = 0;
+        for (int j = 0; j < 8; j++) {
+            const uint8_t *c = codes + 4 * j + t;
+            two[j] = (unsigned)(c[0] - CENTRE8 + CENTRE5) | (unsigned)(c[1] - CENTRE8 + CENTRE5) << 8;
+        }
+        for (int i = 0; i < 4; i++) rest |= ((two[2 * i + 1] ^ two[2 * i] >> 3) & 0x0303) << (2 * i);
+        for (int i = 0; i < 4; i++)
+            put16(to + 32 * i + t, two[2 * i] | ((two[2 * i + 1] ^ rest >> (2 * i)) & 0x1c1c) << 3);
+        put16(to + 128 + t, rest);
+    }
+}
+
 static void row_s8(const uint8_t *codes, uint8_t *to) {
     for (int i = 0; i < 8; i++)
         for (int t = 0; t < 4; t++) to[32 * i + t] = codes[4 * i + t] ^ CENTRE8;
@@ -39,24 +59,21 @@ static void row_s8(const uint8_t *codes, uint8_t *to) {
 static void row_s6(const uint8_t *codes, uint8_t *to) {
     for (int i = 0; i < 8; i++)
         for (int t = 0; t < 4; t++) {
-            const int code = codes[4 * i + t] - CENTRE8 + 32;
+            const int code = codes[4 * i + t] - CENTRE8 + CENTRE6;
             uint8_t *low = to + 32 * (i / 2) + t, *high = to + 128 + 32 * (i / 4) + t;
             *low = (uint8_t)(i % 2 ? *low | (code & 15) << 4 : code & 15);
             *high = (uint8_t)(i % 4 ? *high | (code >> 4) << (2 * (i % 4)) : code >> 4);
         }
 }
 
-static void put_half(uint8_t *to, int lane, float x) {
-    const uint16_t h = half_of(x);
-    memcpy(to + 2 * lane, &h, 2);
-}
+static void put_half(uint8_t *to, int lane, float x) { put16(to + 2 * lane, half_of(x)); }
 
-/* codes [n, k * bits / 8]; scale [n, k / block]; offset [k / block, n] or NULL: a weight is scale * (code - middle) +
- * offset; both are multiplied by `times`, a power of two, before they are rounded to float16.
+/* codes [n, k * bits / 8]; scale [n, k / block]; offset [k / block, n] where the form keeps one: a weight is scale * (code - middle)
+ * + offset; both are multiplied by `times`, a power of two, before they are rounded to float16.
  * out: (n + 7) / 8 groups of rows; what lies behind the last row is never used. */
 AVX2 EXPORT void native_pack(int form, const uint8_t *codes, const float *scale, const float *offset, int n, int k, int block,
                         float times, uint8_t *out) {
-    static const int size[FORMS] = {BYTES_U4_OFFSET, BYTES_U4_MIDDLE, BYTES_S6_SIXTEEN, BYTES_S8_BLOCK, BYTES_S8_FIVE};
+    static const int size[FORMS] = {BYTES_OF_FORMS};
     const int blocks = k / BLOCK, bytes = form <= U4_MIDDLE ? BLOCK / 2 : BLOCK, per = k / block;
     for (int row = 0; row < n; row++) {
         const int lane = row % LANES;
@@ -65,10 +82,13 @@ AVX2 EXPORT void native_pack(int form, const uint8_t *codes, const float *scale,
         const float *s = scale + (size_t)row * per;
         for (int b = 0; b < blocks; b++, to += size[form], from += bytes) {
             const int at = b * BLOCK / block;
-            if (form <= U4_MIDDLE) {
-                row_u4(from, to + 4 * lane);
-                put_half(to + 128, lane, s[at] * times);
-                if (form == U4_OFFSET) put_half(to + 144, lane, (offset[(size_t)at * n + row] - CENTRE4 * s[at]) * times);
+            if (form <= U5_MIDDLE) {
+                const int bits = form <= U4_MIDDLE ? 4 : 5, middle = bits == 4 ? CENTRE4 : CENTRE5;
+                uint8_t *scales = to + bits * BLOCK;
+                (bits == 4 ? row_u4 : row_u5)(from, to + 4 * lane);
+                put_half(scales, lane, s[at] * times);
+                if (form == U4_OFFSET || form == U5_OFFSET)
+                    put_half(scales + 2 * LANES, lane, (offset[(size_t)at * n + row] - middle * s[at]) * times);
             } else if (form == S6_SIXTEEN) {
                 row_s6(from, to + 4 * lane);
                 put_half(to + 192, lane, s[at] * times);
@@ -76,7 +96,6 @@ AVX2 EXPORT void native_pack(int form, const uint8_t *codes, const float *scale,
             } else {
                 row_s8(from, to + 4 * lane);
                 put_half(to + 256, lane, s[at] * times);
-                if (form == S8_FIVE) put_half(to + 272, lane, offset ? offset[(size_t)at * n + row] * times : 0.0f);
             }
         }
     }

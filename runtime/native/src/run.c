@@ -173,7 +173,7 @@ EXPORT void native_quantise(const float *x, const Quantised *y, int rows) {
 EXPORT void native_facts(int32_t *facts, int count) {
     const int32_t all[] = {
         VERSION, sizeof(Run), sizeof(Stage), sizeof(Matrix), sizeof(Table), sizeof(Floats), sizeof(Quantised), WIDEST_HEAD,
-        QUERIES_AT_ONCE, BYTES_U4_OFFSET, BYTES_U4_MIDDLE, BYTES_S6_SIXTEEN, BYTES_S8_BLOCK, BYTES_S8_FIVE,
+        QUERIES_AT_ONCE, BYTES_OF_FORMS,
     };
     for (int i = 0; i < count && i < (int)(sizeof(all) / sizeof(all[0])); i++) facts[i] = all[i];
 }
