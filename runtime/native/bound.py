@@ -46,9 +46,10 @@ def room(rows: int) -> int:
     return next((size for size in (NARROW, WIDE) if rows <= size), rows)
 
 
-def _quantised(rows: int, width: int) -> tuple[Array, Array, Array]:
-    blocks = (rows, width // BLOCK)
-    return np.zeros((rows, width), np.int8), np.zeros(blocks, np.float32), np.zeros(blocks, np.float32)
+def _quantised(rows: int, width: int) -> tuple[Array, ...]:
+    """What `Quantised` points at, in its order."""
+    scale, total = (np.zeros((rows, width // BLOCK), np.float32) for _ in range(2))
+    return np.zeros((rows, width), np.int8), scale, total, np.zeros((rows, 2 * width // BLOCK), np.int32)
 
 
 class Bound:

@@ -7,7 +7,7 @@ from ctypes import POINTER, Structure, c_float, c_int32, c_void_p, sizeof
 EMBED, NORM, QUANTISE, GATHER, MATMUL, SWIGLU, ROPE, ATTEND, JOIN = range(9)
 """What a stage does."""
 
-U4_OFFSET, U4_MIDDLE, U5_OFFSET, U5_MIDDLE, S6_SIXTEEN, S8_BLOCK = range(6)
+U4_OFFSET, U4_MIDDLE, U5_OFFSET, U5_MIDDLE, U6_SIXTEEN, S8_BLOCK = range(6)
 """How a matrix is packed."""
 
 WIDEST_HEAD, QUERIES_AT_ONCE = 256, 4
@@ -32,7 +32,13 @@ class Matrix(Structure):
 
 
 class Quantised(Structure):
-    _fields_ = [("q", c_void_p), ("scale", c_void_p), ("sum", c_void_p), ("k", c_int32)]
+    _fields_ = [
+        ("q", c_void_p),
+        ("scale", c_void_p),
+        ("sum", c_void_p),
+        ("minus32", c_void_p),
+        ("k", c_int32),
+    ]
 
 
 class Table(Structure):
@@ -107,7 +113,7 @@ class Run(Structure):
 VERSION = 2
 """Of what Python and the kernels agree on; a change of either side's meaning makes it another."""
 
-BYTES = {U4_OFFSET: 160, U4_MIDDLE: 144, U5_OFFSET: 192, U5_MIDDLE: 176, S6_SIXTEEN: 224, S8_BLOCK: 272}
+BYTES = {U4_OFFSET: 160, U4_MIDDLE: 144, U5_OFFSET: 192, U5_MIDDLE: 176, U6_SIXTEEN: 224, S8_BLOCK: 272}
 """Of a block of 8 rows, by form."""
 
 FACTS = (

@@ -19,13 +19,13 @@ from spec_edge.runtime.native.library import library
 from spec_edge.runtime.native.mirror import (
     BYTES,
     MATMUL,
-    S6_SIXTEEN,
     S8_BLOCK,
     SWIGLU,
     U4_MIDDLE,
     U4_OFFSET,
     U5_MIDDLE,
     U5_OFFSET,
+    U6_SIXTEEN,
     Matrix,
 )
 from spec_edge.runtime.native.program import Linear, Program
@@ -86,7 +86,7 @@ def _form(m: Linear, codes: NDArray[np.uint8]) -> int:
         return U5_OFFSET if m.offset else U5_MIDDLE
     if m.offset or (m.block < BLOCK and reach > SIX):
         raise Untranslatable(f"'{m.codes}': its 8-bit codes reach {reach}, which no kernel takes here")
-    return S6_SIXTEEN if m.block < BLOCK else S8_BLOCK
+    return U6_SIXTEEN if m.block < BLOCK else S8_BLOCK
 
 
 def _bytes(m: Linear, form: int) -> int:

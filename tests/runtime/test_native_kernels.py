@@ -14,12 +14,12 @@ from spec_edge.runtime.native import pack as packing
 from spec_edge.runtime.native.library import library
 from spec_edge.runtime.native.mirror import (
     MATMUL,
-    S6_SIXTEEN,
     S8_BLOCK,
     U4_MIDDLE,
     U4_OFFSET,
     U5_MIDDLE,
     U5_OFFSET,
+    U6_SIXTEEN,
     Quantised,
 )
 from spec_edge.runtime.native.program import Linear, Program, Step
@@ -35,7 +35,7 @@ CASES: dict[int, Case] = {
     U4_MIDDLE: (4, 32, 8, False),
     U5_OFFSET: (8, 32, 16, True),
     U5_MIDDLE: (8, 32, 16, False),
-    S6_SIXTEEN: (8, 16, 32, False),
+    U6_SIXTEEN: (8, 16, 32, False),
     S8_BLOCK: (8, 32, 128, False),
 }
 
@@ -73,7 +73,8 @@ def matrix(
 
 def quantised(x: np.ndarray) -> tuple[Quantised, tuple[np.ndarray, ...]]:
     rows, k = x.shape
-    parts = (np.zeros((rows, k), np.int8), *(np.zeros((rows, k // 32), np.float32) for _ in range(2)))
+    scale, total = (np.zeros((rows, k // 32), np.float32) for _ in range(2))
+    parts = (np.zeros((rows, k), np.int8), scale, total, np.zeros((rows, k // 16, 2), np.int16))
     made = Quantised(*(p.ctypes.data for p in parts), k)
     made.parts = parts  # what it points at
     library().native_quantise(np.ascontiguousarray(x).ctypes.data, ctypes.byref(made), rows)
@@ -101,7 +102,7 @@ def test_products_are_those_of_the_values(form: int, rows: int, n: int, blocks: 
     constants, packed, values = matrix(CASES[form], n, 32 * blocks, seed, bias)
     assert [m.form for m in packed.matrices.values()] == [form]
     x = np.random.default_rng(seed).normal(0, 2, (rows, 32 * blocks)).astype(np.float32)
-    made, (q, scale, _) = quantised(x)
+    made, (q, scale, *_) = quantised(x)
     exact = q.reshape(rows, -1, 32) * scale[..., None].astype(np.float64)
     want = exact.reshape(rows, -1) @ values.T + (constants["bias"] if bias else 0)
     room = 1e-6 * (np.abs(exact).reshape(rows, -1) @ np.abs(values).T) + 1e-6
@@ -161,9 +162,11 @@ def test_codes_that_no_kernel_takes_are_refused() -> None:
 @given(st.lists(st.floats(-1e4, 1e4, width=32), min_size=32, max_size=32))
 def test_quantising_keeps_a_block_within_half_a_step(numbers: list[float]) -> None:
     x = np.array([numbers], np.float32)
-    _, (q, scale, total) = quantised(x)
+    _, (q, scale, total, minus32) = quantised(x)
     assert np.abs(q * scale - x).max() <= 0.5001 * scale[0, 0] + 1e-30
-    np.testing.assert_allclose(total[0, 0], scale[0, 0] * q.astype(np.int64).sum(), rtol=1e-6)
+    q = q.astype(np.int64)
+    np.testing.assert_allclose(total[0, 0], scale[0, 0] * q.sum(), rtol=1e-6)
+    np.testing.assert_array_equal(minus32[0], -32 * q.reshape(2, 4, 2, 2).sum((1, 3)))
 
 
 def test_a_block_of_zeros_is_zeros() -> None:

@@ -10,12 +10,14 @@
  *               2i+1 is (vector i >> 3 ^ vector 4 >> 2i) & 31, with shifts of 16 bits, whatever that brings along (an `and`
  *               less per quad than two fields put together). 8 float16 scales; 8 float16 offsets. scale * code + offset.
  *   U5_MIDDLE   the same without offsets. A weight is scale * (code - 16).
- *   S6_SIXTEEN  128 bytes with the low halves of 6-bit codes, as in U4; 64 bytes with their high two bits: vector h holds
- *               those of quads 4h..4h+3, lowest first; 2 x 8 float16 scales, of 16 columns each. scale * (code - 32).
+ *   U6_SIXTEEN  192 bytes: vector 3h + i holds quad 4h + i (low six bits) and two bits of quad 4h + 3, which is (vector 3h >> 2
+ *               ^ vector 3h + 1 >> 4 ^ vector 3h + 2 >> 6) & 63; 2 x 8 float16 scales, of 16 columns each.
+ *               scale * (code - 32).
  *   S8_BLOCK    256 bytes of codes; 8 float16 scales.
  *
- * vpmaddubsw adds two products into 16 bits. 15 * 127 * 2 * 8, 31 * 127 * 2 * 4 and 32 * 127 * 2 * 4 stay within them, so
- * that 4-bit forms widen once a block, 5- and 6-bit ones once a half; S8_BLOCK must widen at once.
+ * vpmaddubsw adds two products into 16 bits. 15 * 127 * 2 * 8 and 31 * 127 * 2 * 4 stay within them, so that 4-bit forms
+ * widen once a block, 5-bit ones once a half; S8_BLOCK must widen at once. Sums of 6-bit codes start from minus32: they may
+ * leave the 16 bits on the way, but 32 * 127 * 2 * 4 is within them, so that what wrapped around has wrapped back.
  */
 #include "native.h"
 #if NATIVE_X86
@@ -122,55 +124,45 @@ UNSIGNED_CODES(u4_middle, 4, 0)
 UNSIGNED_CODES(u5_offset, 5, 1)
 UNSIGNED_CODES(u5_middle, 5, 0)
 
-/* The four quads of half `h` of a block, signed. */
-INLINE void six_bits(const uint8_t *w, int h, __m256i *codes) {
-    const __m256i low = _mm256_set1_epi8(15), top = _mm256_set1_epi8(48), middle = _mm256_set1_epi8(32);
-    const __m256i a = _mm256_loadu_si256((const __m256i *)(w + 64 * h));
-    const __m256i b = _mm256_loadu_si256((const __m256i *)(w + 64 * h + 32));
-    const __m256i high = _mm256_loadu_si256((const __m256i *)(w + 128 + 32 * h));
-    const __m256i lows[4] = {a, _mm256_srli_epi16(a, 4), b, _mm256_srli_epi16(b, 4)};
-    const __m256i tops[4] = {_mm256_slli_epi16(high, 4), _mm256_slli_epi16(high, 2), high, _mm256_srli_epi16(high, 2)};
-    for (int i = 0; i < 4; i++) {
-        const __m256i code = _mm256_or_si256(_mm256_and_si256(lows[i], low), _mm256_and_si256(tops[i], top));
-        codes[i] = _mm256_sub_epi8(code, middle);
-    }
-}
-
-INLINE void s6_sixteen(const int R, const uint8_t *w, const Quantised *x, int row, __m256 *out) {
+INLINE void u6_sixteen(const int R, const uint8_t *w, const Quantised *x, int row, __m256 *out) {
     const int blocks = x->k / BLOCK;
-    __m256 first[TILE], second[TILE];
+    const __m256i mask = _mm256_set1_epi8(63);
+    __m256 total[TILE];
     const int8_t *a[TILE];
     const float *scale[TILE];
+    const int32_t *start[TILE];
     EACH_ROW(r) {
-        first[r] = second[r] = _mm256_setzero_ps();
+        total[r] = _mm256_setzero_ps();
         a[r] = x->q + (size_t)(row + r) * x->k;
         scale[r] = x->scale + (size_t)(row + r) * blocks;
+        start[r] = x->minus32 + (size_t)(row + r) * blocks * 2;
     }
-    for (int b = 0; b < blocks; b++, w += BYTES_S6_SIXTEEN) {
-        ask_ahead(w, BYTES_S6_SIXTEEN);
+    for (int b = 0; b < blocks; b++, w += BYTES_U6_SIXTEEN) {
+        ask_ahead(w, BYTES_U6_SIXTEEN);
         for (int h = 0; h < 2; h++) {
-            __m256i sums[TILE];
-            EACH_ROW(r) sums[r] = _mm256_setzero_si256();
-            __m256i codes[4];
-            six_bits(w, h, codes);
+            __m256i sums[TILE], last = _mm256_setzero_si256();
+            EACH_ROW(r) sums[r] = _mm256_set1_epi32(start[r][2 * b + h]);
             for (int i = 0; i < 4; i++) {
-                const __m256i size = _mm256_abs_epi8(codes[i]);
+                __m256i code = last;
+                if (i < 3) {
+                    code = _mm256_loadu_si256((const __m256i *)(w + 96 * h + 32 * i));
+                    last = _mm256_xor_si256(last, _mm256_srli_epi16(code, 2 * i + 2));
+                }
+                code = _mm256_and_si256(code, mask);
                 EACH_ROW(r) {
-                    const __m256i signed_ = _mm256_sign_epi8(quad(a[r] + 16 * h + 4 * i), codes[i]);
-                    sums[r] = _mm256_add_epi16(sums[r], _mm256_maddubs_epi16(size, signed_));
+                    sums[r] = _mm256_add_epi16(sums[r], _mm256_maddubs_epi16(code, quad(a[r] + 16 * h + 4 * i)));
                     PIN(sums[r]);
                 }
             }
-            const __m256 ws = half8(w + 192 + 16 * h);
+            const __m256 ws = half8(w + 192 + 2 * LANES * h);
             EACH_ROW(r) {
                 const __m256 s = _mm256_mul_ps(ws, _mm256_broadcast_ss(scale[r] + b));
-                __m256 *to = h ? second : first;
-                to[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(wide(sums[r])), s, to[r]);
+                total[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(wide(sums[r])), s, total[r]);
             }
         }
         EACH_ROW(r) a[r] += BLOCK;
     }
-    EACH_ROW(r) out[r] = _mm256_add_ps(first[r], second[r]);
+    EACH_ROW(r) out[r] = total[r];
 }
 
 INLINE void s8_block(const int R, const uint8_t *w, const Quantised *x, int row, __m256 *out) {
@@ -215,11 +207,11 @@ TILES(u4_offset)
 TILES(u4_middle)
 TILES(u5_offset)
 TILES(u5_middle)
-TILES(s6_sixteen)
+TILES(u6_sixteen)
 TILES(s8_block)
 #define NAMES(form) {form##_1, form##_2, form##_3, form##_4}
 static const Tile TILES_OF[FORMS][TILE] = {
-    NAMES(u4_offset), NAMES(u4_middle), NAMES(u5_offset), NAMES(u5_middle), NAMES(s6_sixteen), NAMES(s8_block),
+    NAMES(u4_offset), NAMES(u4_middle), NAMES(u5_offset), NAMES(u5_middle), NAMES(u6_sixteen), NAMES(s8_block),
 };
 
 INLINE const uint8_t *group_of(const Matrix *m, int group) {

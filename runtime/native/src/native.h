@@ -34,9 +34,9 @@
 enum { LANES = 8, BLOCK = 32, QUERIES_AT_ONCE = 4, WIDEST_HEAD = 256, VERSION = 2 };
 
 /* How a matrix is packed: groups of 8 rows, blocks of 32 columns; see matmul.c. */
-enum { U4_OFFSET, U4_MIDDLE, U5_OFFSET, U5_MIDDLE, S6_SIXTEEN, S8_BLOCK, FORMS };
-enum { BYTES_S6_SIXTEEN = 224, BYTES_S8_BLOCK = 272 };
-#define BYTES_OF_FORMS 160, 144, 192, 176, BYTES_S6_SIXTEEN, BYTES_S8_BLOCK /* of a block of 8 rows */
+enum { U4_OFFSET, U4_MIDDLE, U5_OFFSET, U5_MIDDLE, U6_SIXTEEN, S8_BLOCK, FORMS };
+enum { BYTES_U6_SIXTEEN = 224, BYTES_S8_BLOCK = 272 };
+#define BYTES_OF_FORMS 160, 144, 192, 176, BYTES_U6_SIXTEEN, BYTES_S8_BLOCK /* of a block of 8 rows */
 
 /* n rows (outputs) and k columns, k a multiple of 32. Results are times `unscale`, plus bias[n] where there is one. */
 typedef struct {
@@ -46,10 +46,12 @@ typedef struct {
     float unscale;
 } Matrix;
 
-/* Rows of activations as 8-bit integers: q [rows, k], and per block of 32 the scale and the scaled sum of q. */
+/* Rows of activations as 8-bit integers: q [rows, k], and per block of 32 the scale and the scaled sum of q. minus32, per 16
+ * columns: -32 times the sums of columns 4j and 4j + 1 (low half) and of 4j + 2 and 4j + 3 (high half). */
 typedef struct {
     int8_t *q;
     float *scale, *sum;
+    int32_t *minus32;
     int32_t k;
 } Quantised;
 

@@ -36,14 +36,15 @@ static void put16(uint8_t *to, unsigned bits) {
     memcpy(to, &both, 2);
 }
 
-/* Two neighbouring columns at a time: the kernel shifts them together. */
+/* Two neighbouring columns of 8-bit codes around another centre: kernels shift them together. */
+static unsigned two_of(const uint8_t *codes, int centre) {
+    return (unsigned)(codes[0] - CENTRE8 + centre) | (unsigned)(codes[1] - CENTRE8 + centre) << 8;
+}
+
 static void row_u5(const uint8_t *codes, uint8_t *to) {
     for (int t = 0; t < 4; t += 2) {
         unsigned two[8], rest = 0;
-        for (int j = 0; j < 8; j++) {
-            const uint8_t *c = codes + 4 * j + t;
-            two[j] = (unsigned)(c[0] - CENTRE8 + CENTRE5) | (unsigned)(c[1] - CENTRE8 + CENTRE5) << 8;
-        }
+        for (int j = 0; j < 8; j++) two[j] = two_of(codes + 4 * j + t, CENTRE5);
         for (int i = 0; i < 4; i++) rest |= ((two[2 * i + 1] ^ two[2 * i] >> 3) & 0x0303) << (2 * i);
         for (int i = 0; i < 4; i++)
             put16(to + 32 * i + t, two[2 * i] | ((two[2 * i + 1] ^ rest >> (2 * i)) & 0x1c1c) << 3);
@@ -51,19 +52,19 @@ static void row_u5(const uint8_t *codes, uint8_t *to) {
     }
 }
 
+static void row_u6(const uint8_t *codes, uint8_t *to) {
+    for (int half = 0; half < 2; half++, codes += 16, to += 96)
+        for (int t = 0; t < 4; t += 2) {
+            unsigned two[4];
+            for (int j = 0; j < 4; j++) two[j] = two_of(codes + 4 * j + t, CENTRE6);
+            const unsigned rest = two[3] ^ two[0] >> 2 ^ two[1] >> 4 ^ two[2] >> 6;
+            for (int i = 0; i < 3; i++) put16(to + 32 * i + t, two[i] | (rest & 0x3030 >> 2 * i) << (2 * i + 2));
+        }
+}
+
 static void row_s8(const uint8_t *codes, uint8_t *to) {
     for (int i = 0; i < 8; i++)
         for (int t = 0; t < 4; t++) to[32 * i + t] = codes[4 * i + t] ^ CENTRE8;
-}
-
-static void row_s6(const uint8_t *codes, uint8_t *to) {
-    for (int i = 0; i < 8; i++)
-        for (int t = 0; t < 4; t++) {
-            const int code = codes[4 * i + t] - CENTRE8 + CENTRE6;
-            uint8_t *low = to + 32 * (i / 2) + t, *high = to + 128 + 32 * (i / 4) + t;
-            *low = (uint8_t)(i % 2 ? *low | (code & 15) << 4 : code & 15);
-            *high = (uint8_t)(i % 4 ? *high | (code >> 4) << (2 * (i % 4)) : code >> 4);
-        }
 }
 
 static void put_half(uint8_t *to, int lane, float x) { put16(to + 2 * lane, half_of(x)); }
@@ -89,8 +90,8 @@ AVX2 EXPORT void native_pack(int form, const uint8_t *codes, const float *scale,
                 put_half(scales, lane, s[at] * times);
                 if (form == U4_OFFSET || form == U5_OFFSET)
                     put_half(scales + 2 * LANES, lane, (offset[(size_t)at * n + row] - middle * s[at]) * times);
-            } else if (form == S6_SIXTEEN) {
-                row_s6(from, to + 4 * lane);
+            } else if (form == U6_SIXTEEN) {
+                row_u6(from, to + 4 * lane);
                 put_half(to + 192, lane, s[at] * times);
                 put_half(to + 208, lane, s[block == BLOCK / 2 ? at + 1 : at] * times);
             } else {

@@ -93,6 +93,11 @@ AVX2 void quantise_row(const float *x, const Quantised *y, int row, int from, in
         const __m256i sums = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
         y->scale[block + b] = scale;
         y->sum[block + b] = scale * sum8(_mm256_cvtepi32_ps(sums));
+        __m256i half = _mm256_add_epi16(pairs, _mm256_shuffle_epi32(pairs, 0x4e));
+        half = _mm256_add_epi16(half, _mm256_shuffle_epi32(half, 0xb1));
+        half = _mm256_sub_epi16(_mm256_setzero_si256(), _mm256_slli_epi16(half, 5));
+        y->minus32[2 * (block + b)] = _mm256_extract_epi32(half, 0);
+        y->minus32[2 * (block + b) + 1] = _mm256_extract_epi32(half, 4);
     }
 }
 
