@@ -166,7 +166,8 @@ def test_quantising_keeps_a_block_within_half_a_step(numbers: list[float]) -> No
     assert np.abs(q * scale - x).max() <= 0.5001 * scale[0, 0] + 1e-30
     q = q.astype(np.int64)
     np.testing.assert_allclose(total[0, 0], scale[0, 0] * q.sum(), rtol=1e-6)
-    np.testing.assert_array_equal(minus32[0], -32 * q.reshape(2, 4, 2, 2).sum((1, 3)))
+    # 16 bits that wrap: where a step is subnormal, q may be -128 and eight of them leave the range
+    assert not ((minus32[0] + 32 * q.reshape(2, 4, 2, 2).sum((1, 3))) % (1 << 16)).any()
 
 
 def test_a_block_of_zeros_is_zeros() -> None:
