@@ -30,6 +30,9 @@ DRAFTERS = "spec_edge.runtime.drafters"
 RATE = 0.6
 """Chance of each next row of a proposal that comes without estimates."""
 
+PACED_WIDTH = 17
+"""Width that members are offered where costs cut the draft afterwards: more rows are hardly ever worth it."""
+
 
 @runtime_checkable
 class Scored(Protocol):
@@ -139,7 +142,9 @@ class Hybrid:
 
     @property
     def seconds(self) -> float | None:
-        """As `seconds` of the members that propose."""
+        """As `seconds` of the members that propose; None too where one of them needs a width that others choose."""
+        if any(getattr(self.members[i], "steady", False) for i in self.enabled):
+            return None
         return max((s for i in self.enabled if (s := seconds(self.members[i])) is not None), default=None)
 
     def enable(self, name: str, on: bool) -> None:
@@ -156,6 +161,7 @@ class Hybrid:
     def propose(self, context: Context, width: int) -> Draft:
         active = [m for i, m in enumerate(self.members) if i in self.enabled]
         cost = self._cost if self.seconds is not None else None
+        width = width if cost is None else min(width, PACED_WIDTH)
         return MODE[self.mode](active, context, width, cost) if active else EMPTY
 
     def observe(self, verdict: Verdict, draft: Draft, output: Output) -> None:

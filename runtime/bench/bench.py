@@ -6,18 +6,16 @@ Enters: `Settings`. Leaves: the report as plain values (see markdown.py for what
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from spec_edge.models.contract import SpecError
 from spec_edge.runtime.api import LLM, load
-from spec_edge.runtime.bench import core, curve, fidelity, lossless, machine, own, own_adapter, prompts, sittings
+from spec_edge.runtime.bench import core, curve, fidelity, lossless, machine, own, prompts, sittings
 from spec_edge.runtime.bench import questions as question_files
 from spec_edge.runtime.bench.figures import DEFINITIONS
+from spec_edge.runtime.bench.fresh import fresh
 from spec_edge.runtime.bench.lossless import Judge, Tokens
-from spec_edge.runtime.bench.memory import usage
 from spec_edge.runtime.bench.peer import Peer
-from spec_edge.runtime.bench.process import Child
 from spec_edge.runtime.bench.runs import Failed, Item
 from spec_edge.runtime.bench.settings import Settings
 from spec_edge.runtime.bench.show import Progress
@@ -76,7 +74,7 @@ def run(settings: Settings, progress: Progress, keep: Callable[[State], object])
         }
         keep(report)
         quality = _quality(llm, sat.peers, progress)
-        memory |= _memory(settings, llm, ours, items[0], threads, progress)
+        memory |= fresh(settings, llm, ours, sat.peers, items[0], progress)
         return report | {"quality": without_folders(quality), "memory": without_folders(memory)}
 
 
@@ -106,32 +104,6 @@ def _quality(llm: LLM, peers: Sequence[Peer], progress: Progress) -> State:
                 found[one.wanted.label] = fidelity.measure(stated, ids, fidelity.peer_logits(child, vocab))
         except Failed as error:
             found[one.wanted.label] = {"absent": error.message}
-    return found
-
-
-def _memory(
-    settings: Settings,
-    llm: LLM,
-    ours: Sequence[own.EngineContender],
-    item: Item,
-    threads: int,
-    progress: Progress,
-) -> State:
-    """Bytes of each method of ours, in a fresh process. A peer's are those of its child, all its methods in it."""
-    progress.stage("memory", len(ours))
-    found: State = {}
-    for one in ours:
-        child = Child(Path(own_adapter.__file__), machine.interpreter())
-        try:
-            model = {"bundle": str(llm.bundle.folder), "provider": llm.provider}
-            child.ask("open", model=model, draft=settings.draft, threads=threads, precision="bundle", methods=[])
-            child.ask("generate", method=one.name, ids=list(item.ids), new_tokens=item.new_tokens)
-            found[one.name] = vars(usage(child.pid))
-        except Failed as error:
-            found[one.name] = {"absent": error.message}
-        finally:
-            child.close()
-        progress.tick()
     return found
 
 

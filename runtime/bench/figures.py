@@ -26,8 +26,10 @@ DEFINITIONS = {
     "acceptance length": "tokens committed in verify steps / verify steps, bonus token included; plain decoding: 1",
     "by depth": "of the verify steps that held a drafted token at this depth, the share in which it was accepted",
     "time in": "of the steps: drafting, the verify run, and the rest (acceptance, commit, bookkeeping)",
-    "memory": "peak resident set of a fresh process that runs the method once, a peer's of the child that has run all "
-    "its methods; in brackets the proportional set then",
+    "MB": "peak resident set of a fresh process that runs the method once, in brackets the proportional set then; of a "
+    "peer's methods other than plain, of the process that has run them all",
+    "start": "seconds from the start of a fresh process to the first token of the first question; the model's files were "
+    "read before",
     "sitting": "peers that do not fit into memory together are measured one sitting after the other, the methods of "
     "spec-edge in every one of them; a ratio compares runs of one sitting, speeds of two sittings are of other minutes",
     "ratio": "geometric mean over questions of the ratio to plain decoding in the same repeat, with the 95 % interval "

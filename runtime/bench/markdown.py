@@ -64,6 +64,9 @@ def _parts(report: Report, plots: Sequence[str]) -> Iterator[str]:
     yield from _lossless(report)
     yield "## Quality of the weights as they are run"
     yield table(_quality(report))
+    if (cells := rows.starts(report))[1]:
+        yield "## In a process of its own"
+        yield table(cells)
     yield "## What a verify run costs by its width"
     yield table(_curve(report))
     yield "## Peers, and what was not measured"

@@ -50,7 +50,7 @@ class Peer:
 
     version, settings  what it says of itself, settings by method
     running            its child
-    bare               starts another child with the target's model and no method
+    bare               starts another child with the target's model and these methods, no draft model
     """
 
     wanted: Wanted
@@ -58,13 +58,13 @@ class Peer:
     methods: tuple[str, ...]
     settings: Mapping[str, Any] = field(default_factory=dict)
     running: Child | None = None
-    bare: Callable[[], Child] | None = None
+    bare: Callable[[tuple[str, ...]], Child] | None = None
 
     @contextmanager
     def alone(self) -> Iterator[Child]:
         """A child that can only give logits, for as long as it is needed. Failed: it does not start."""
         assert self.bare is not None
-        child = self.bare()
+        child = self.bare(())
         try:
             yield child
         finally:
@@ -165,7 +165,7 @@ def _opened(adapter: Path, python: str, peer: Peer, job: Mapping[str, Any]) -> P
     except BaseException:
         child.close()
         raise
-    bare = partial(_child, adapter, python, (), {**job, "draft": None})
+    bare = partial(_child, adapter, python, job={**job, "draft": None})
     return replace(peer, running=child, settings=settings, bare=bare)
 
 

@@ -50,6 +50,13 @@ def memory(report: Mapping[str, Any], name: str) -> str:
     return f"{found['peak_rss'] / MEGA:.0f}{pss}"
 
 
+def starts(report: Mapping[str, Any]) -> Cells:
+    """What was run once in a process of its own."""
+    seconds = {name: (report["memory"].get(name) or {}).get("startup_s") for name in report["figures"]}
+    body = [[name, number(s, 2), memory(report, name)] for name, s in seconds.items() if s is not None]
+    return ["", "start s", "MB"], body
+
+
 def text(found: Mapping[str, Any] | None, peer: bool) -> str:
     """The verdict on a contender's text."""
     if found is None:

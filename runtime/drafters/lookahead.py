@@ -117,6 +117,7 @@ class Lookahead:
     """Window and pool of one generation; their shape is fixed by the first step's width."""
 
     name = "lookahead"
+    steady = True
     wants: frozenset[str] = frozenset()
 
     def __init__(self, options: DrafterOptions) -> None:

@@ -46,10 +46,16 @@ def test_a_whole_report(tiny: Path, short: Path, tmp_path: Path) -> None:
     assert report["questions"][1]["prompt_tokens"] > report["questions"][0]["prompt_tokens"] + 6
     assert all(found["faults"] == 0 and found["answers"] == 3 for found in report["lossless"].values())
     assert all(report["memory"][name]["peak_rss"] > 1 << 20 for name in report["figures"])
+    assert all(0 < report["memory"][name]["startup_s"] < 600 for name in report["figures"])
     assert "reference.npz cannot be read" in report["quality"]["plain"]["absent"]
     assert report["settings"]["threads"] == 1 and report["curve"]["widths"][0] == 1
     text = (out / "report.md").read_text("utf-8")
-    assert "not resolved" in text and "## qa" in text and str(tmp_path) not in text
+    assert (
+        "## In a process of its own" in text
+        and "not resolved" in text
+        and "## qa" in text
+        and str(tmp_path) not in text
+    )
     assert not [path for path in out.iterdir() if path.name.startswith(".")]
     assert "plain" in result.stdout and "suffix" in result.stdout
 

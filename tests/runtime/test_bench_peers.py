@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,8 +15,11 @@ import pytest
 from spec_edge.models.contract import BadUsage
 from spec_edge.models.plugins import known
 from spec_edge.runtime.bench import fidelity, memory, peer
+from spec_edge.runtime.bench.fresh import fresh
 from spec_edge.runtime.bench.process import Child, NotInstalled
 from spec_edge.runtime.bench.runs import Failed, Item
+from spec_edge.runtime.bench.settings import Settings
+from spec_edge.runtime.bench.show import Progress
 from spec_edge.runtime.bench.weights import Source, Weights
 
 ADAPTER = """
@@ -177,6 +181,29 @@ def test_quality_is_asked_of_a_peer_that_is_alone(adapter: Path, tmp_path: Path)
     assert (methods, without_draft) == (0.0, 1.0)
     with pytest.raises(Failed, match="ended"):
         child.ask("version")
+
+
+def test_a_fresh_process_of_a_peer_runs_plain_decoding_alone(adapter: Path, tmp_path: Path) -> None:
+    """Its methods may hold copies of the weights. One that cannot start again is absent, with the reason."""
+    (tmp_path / "cache").mkdir()
+    target = weights(tmp_path).target
+    found, _ = peer.open_peer(wanted(adapter), sys.executable, Weights(target, target), 1, str)
+    found.child.close()
+    asked: list[tuple[str, ...]] = []
+    bare = found.bare
+    assert bare is not None
+
+    def noting(methods: tuple[str, ...]) -> Child:
+        asked.append(methods)
+        return bare(methods)
+
+    item, nobody = Item("1", "qa", 0, (5, 6, 7), (0, 0)), Settings("toy", threads=1)
+    llm: Any = None
+    got = fresh(nobody, llm, [], [replace(found, bare=noting)], item, Progress())
+    assert asked == [("plain",)] and set(got) == {"fake-peer:int4/plain"}
+    assert got["fake-peer:int4/plain"]["startup_s"] > 0.1 and got["fake-peer:int4/plain"]["peak_rss"] > 1 << 20
+    adapter.write_text("raise SystemExit(3)", encoding="utf-8")
+    assert "ended" in fresh(nobody, llm, [], [found], item, Progress())["fake-peer:int4/plain"]["absent"]
 
 
 def test_a_conversion_that_fails_leaves_nothing(adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from spec_edge.runtime.costs import CostCurve
 from spec_edge.runtime.draft import EMPTY, UNREAD, Context, Draft, Output, Verdict
+from spec_edge.runtime.drafters import lookahead
+from spec_edge.runtime.drafters.options import DrafterOptions
 from spec_edge.runtime.hybrid import compose
 from spec_edge.runtime.sampling import generator
 from spec_edge.runtime.trie import Scores
@@ -78,6 +80,15 @@ def test_free_members_are_merged_as_before() -> None:
     both = compose([a, b], "merge", TILES)
     assert both.seconds is None and len(both.propose(HERE, 8)) == 3
     assert compose([Says("a", [], []), Says("m", [], [], 0.4)], "merge", TILES).propose(HERE, 8).tokens == EMPTY.tokens
+
+
+def test_a_window_keeps_the_width_that_a_policy_gives() -> None:
+    """Lookahead's shape is fixed by the first width that it is offered: all the room would be far too much."""
+    model = Says("m", [8], [0.9], 0.4)
+    both = compose([lookahead.create(DrafterOptions()), model], "merge", TILES)
+    assert both.seconds is None
+    both.enable("lookahead", False)
+    assert both.seconds == 0.4
 
 
 def test_a_member_that_is_off_takes_no_time() -> None:
