@@ -28,8 +28,8 @@ DEFINITIONS = {
     "time in": "of the steps: drafting, the verify run, and the rest (acceptance, commit, bookkeeping)",
     "MB": "peak resident set of a fresh process that runs the method once, in brackets the proportional set then; of a "
     "peer's methods other than plain, of the process that has run them all",
-    "start": "seconds from the start of a fresh process to the first token of the first question; the model's files were "
-    "read before",
+    "start": "seconds from the start of a fresh process to the first token of the first question; the model's "
+    "files were read before",
     "sitting": "peers that do not fit into memory together are measured one sitting after the other, the methods of "
     "spec-edge in every one of them; a ratio compares runs of one sitting, speeds of two sittings are of other minutes",
     "ratio": "geometric mean over questions of the ratio to plain decoding in the same repeat, with the 95 % interval "
