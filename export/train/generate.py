@@ -61,7 +61,7 @@ class _Batch:
     def __init__(self, target: Target, jobs: Sequence[Job], slots: int, noise: torch.Generator) -> None:
         self.target, self.jobs, self.noise = target, jobs, noise
         self.length = max(len(job.ids) + job.limit for job in jobs)
-        self.shared = _shared([job.ids for job in jobs])
+        self.shared = shared([job.ids for job in jobs])
         self.texts: list[_Text | None] = [None] * min(slots, len(jobs))
         self.cache = target.cache(len(self.texts), self.length)
         self.beginning = target.cache(1, self.shared)
@@ -124,14 +124,14 @@ class _Batch:
         logits = self.target.head(hidden, self.target.quick).float()
         texts = [text for slot in slots if (text := self.texts[slot]) is not None]
         heat = torch.tensor([self.jobs[text.job].temperature for text in texts], device=logits.device)
-        for text, token in zip(texts, _chosen(logits, heat, self.noise), strict=True):
+        for text, token in zip(texts, chosen(logits, heat, self.noise), strict=True):
             text.ids.append(token)
 
     def finished(self, ends: Collection[int]) -> list[_Text]:
         """Texts that have ended; their slots are free now."""
         done = []
         for slot, text in enumerate(self.texts):
-            if text is not None and _ended(text.ids, self.jobs[text.job], ends):
+            if text is not None and ended(text.ids, self.jobs[text.job], ends):
                 done.append(text)
                 self.texts[slot] = None
         return done
@@ -158,7 +158,7 @@ def generate(
         return [made[i] for i in range(len(jobs))]
 
 
-def _shared(texts: Sequence[Sequence[int]]) -> int:
+def shared(texts: Sequence[Sequence[int]]) -> int:
     """Tokens that all texts begin with: at least the first one, and never a whole text."""
     shortest = min(map(len, texts)) - 1
     for at in range(shortest):
@@ -172,7 +172,7 @@ def _rows(taps: Tensor, hidden: Tensor) -> Tensor:
     return torch.cat([taps, hidden], -1).clamp(-65504, 65504).half().cpu()
 
 
-def _chosen(logits: Tensor, heat: Tensor, noise: torch.Generator) -> list[int]:
+def chosen(logits: Tensor, heat: Tensor, noise: torch.Generator) -> list[int]:
     """A token of each row: the best, or one drawn of the best TOP (Gumbel's way)."""
     best = logits.topk(min(TOP, logits.shape[-1]), -1)
     uniform = torch.rand(best.values.shape, generator=noise).to(logits.device).clamp_(1e-12, 1 - 1e-7)
@@ -181,7 +181,7 @@ def _chosen(logits: Tensor, heat: Tensor, noise: torch.Generator) -> list[int]:
     return picked
 
 
-def _ended(ids: Sequence[int], job: Job, ends: Collection[int]) -> bool:
+def ended(ids: Sequence[int], job: Job, ends: Collection[int]) -> bool:
     made = len(ids) - len(job.ids)
     if made >= job.limit or ids[-1] in ends:
         return True

@@ -9,6 +9,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,12 +30,14 @@ from spec_edge.export.train.heads import (
     published_eagle,
     published_medusa,
 )
+from spec_edge.export.train.kernels import KernelTarget, open_kernels
 from spec_edge.export.train.kinds import Turns
 from spec_edge.export.train.options import TrainOptions
 from spec_edge.export.train.prompts import jobs, own_turns, read_prompts, text_of
 from spec_edge.export.train.publish import card, publish, starting_weights
 from spec_edge.export.train.store import Place, Shards
 from spec_edge.export.train.target import Target
+from spec_edge.export.train.together import generate_together
 from spec_edge.models.checkpoint import Checkpoint, Weights
 from spec_edge.models.contract import SpecError
 from spec_edge.models.drafter import AsStored
@@ -95,12 +98,15 @@ def _prepare(options: TrainOptions, progress: Stages, began: float) -> Prepared:
     taps = chosen_taps(checkpoint.config.layers)
     given = read_prompts(options.prompts) if options.prompts else []
     stamp = hashlib.sha256(json.dumps([given, options.seed]).encode()).hexdigest()[:16]
-    shards = Shards(options.cache / "texts", f"{checkpoint.source.sha256} {options.precision} {taps} {stamp}")
-    shards.prepare()
     progress.stage("reading the target")
     target = Target(checkpoint.config, weights, taps, options.device)
+    kernels = _kernels(options, checkpoint, taps, progress)
+    how = "torch" if kernels is None else "kernels"
+    shards = Shards(options.cache / "texts", f"{checkpoint.source.sha256} {options.precision} {taps} {stamp} {how}")
+    shards.prepare()
     if not (options.resume and resumed(options.cache / options.name).step):  # it goes on with the texts that it had
-        _generate(options, checkpoint, target, given, shards, progress, began)
+        with kernels or nullcontext():
+            _generate(options, checkpoint, target, kernels, given, shards, progress, began)
     places = shards.index(shards.numbers())
     held = [p for p in places[:: HELD if len(places) > 2 * HELD else 4] if p.answer > 8]
     held = ([p for p in held if p.greedy] or held)[:MOST_HELD]
@@ -110,6 +116,19 @@ def _prepare(options: TrainOptions, progress: Stages, began: float) -> Prepared:
         raise SpecError("the target's answers are too few or too short to train on; ask for more --tokens or --minutes")
     target.quick = False
     return Prepared(checkpoint, target, shards, rest, tuple(held))
+
+
+def _kernels(
+    options: TrainOptions, checkpoint: Checkpoint, taps: tuple[int, ...], progress: Stages
+) -> KernelTarget | None:
+    """What the bundle will run on, where it is here. None: torch writes the answers, which a line says on a CPU."""
+    if options.device.type != "cpu":
+        return None
+    try:
+        return open_kernels(checkpoint, options.precision, taps)
+    except SpecError as error:
+        progress.say(f"torch writes the answers, more slowly: {error.message}")
+        return None
 
 
 def _as_deployed(checkpoint: Checkpoint, precision: str) -> Weights:
@@ -122,8 +141,8 @@ def _as_deployed(checkpoint: Checkpoint, precision: str) -> Weights:
 
 
 def _generate(
-    options: TrainOptions, checkpoint: Checkpoint, target: Target, given: list[Turns], shards: Shards,
-    progress: Stages, began: float,
+    options: TrainOptions, checkpoint: Checkpoint, target: Target, kernels: KernelTarget | None, given: list[Turns],
+    shards: Shards, progress: Stages, began: float,
 ) -> None:  # fmt: skip
     """Files of texts until there are enough tokens, or half of the time is over."""
     text, context = text_of(checkpoint), checkpoint.config.context
@@ -136,10 +155,11 @@ def _generate(
 
     if enough():
         return
-    answer = _answerer(options, checkpoint, target)
+    answer = _answerer(options, checkpoint, target, kernels)
     given = given or _own(text, shards, answer)
     tick = progress.stage("the target's answers", options.tokens if options.minutes is None else None)
-    for number, group in enumerate(_warmed(jobs(text, given, context, options.seed), target)):
+    groups = jobs(text, given, context, options.seed)
+    for number, group in enumerate(groups if kernels else _warmed(groups, target)):
         if enough():
             break
         if not shards.has(number):
@@ -163,8 +183,13 @@ def _counter(tick: Callable[[int], None], total: int) -> Callable[[int], None]:
 Answer = Callable[[list[Job], int, Callable[[int], None]], list[Generated]]
 
 
-def _answerer(options: TrainOptions, checkpoint: Checkpoint, target: Target) -> Answer:
+def _answerer(options: TrainOptions, checkpoint: Checkpoint, target: Target, kernels: KernelTarget | None) -> Answer:
+    """By the kernels that the bundle will run on, where they are here: the texts are then its own to the bit."""
     ends = sorted(checkpoint.text.eos_ids)
+    if kernels is not None:
+        return lambda group, number, tick: generate_together(
+            kernels, group, ends, SLOTS["cpu"], options.seed * 1_000_003 + number, tick
+        )
     slots = SLOTS.get(options.device.type, SLOTS["cuda"])
     return lambda group, number, tick: generate(target, group, ends, slots, options.seed * 1_000_003 + number, tick)
 
