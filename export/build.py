@@ -22,7 +22,7 @@ from spec_edge.export.progress import Stages
 from spec_edge.export.reference_law import LEAST_TOKENS, ReferenceLaw, reference_law
 from spec_edge.export.shipped import shipped
 from spec_edge.export.staging import staged_together
-from spec_edge.export.verification import LIMITS, check_static, measured, provisional, within
+from spec_edge.export.verification import DRAFT_LIMITS, LIMITS, check_static, measured, provisional, within
 from spec_edge.models.checkpoint import Checkpoint, ModelConfig
 from spec_edge.models.contract import MANIFEST, BadUsage, DraftFact, FallbackFact, Manifest, Parity, Quality, SpecError
 from spec_edge.models.family import tensor_shapes
@@ -82,7 +82,6 @@ def _draft(
         options,
         model=options.draft,
         output=output,
-        precision=_drafting(options, draft),
         context=context,
         drafters={},
         heads=False,
@@ -91,20 +90,6 @@ def _draft(
     )
     summary = _build(own, draft, work, progress, Beside(), None)
     return summary, Beside(draft_fact(options.output, work), schema.read((work / MANIFEST).read_bytes()))
-
-
-def _drafting(options: BuildOptions, draft: Checkpoint) -> str:
-    """A draft model's precision: what it drafts is checked, so that speed counts first where nobody says otherwise."""
-    names = options.target.drafting if options.precision == AUTO else ()
-    return next((name for name in names if _can_suit(name, draft)), options.precision)
-
-
-def _can_suit(precision: str, checkpoint: Checkpoint) -> bool:
-    try:
-        _suits(precision, checkpoint)
-    except SpecError:
-        return False
-    return True
 
 
 def _fallback(
@@ -160,7 +145,7 @@ def _checked(
 ) -> tuple[Summary, Manifest]:
     began = time.perf_counter()
     law = known or _law(options, plan.checkpoint, progress)
-    chosen = _choose(options.precision, plan, law, work, progress)
+    chosen = _choose(options, plan, law, work, progress)
     progress.stage("writing graphs")
     candidate = finish(chosen.candidate, plan, law, chosen.quality, chosen.parity)
     check_static(candidate, law.reference)
@@ -203,11 +188,13 @@ def context_of(options: BuildOptions, config: ModelConfig) -> int:
     return options.context
 
 
-def _choose(precision: str, plan: Plan, law: ReferenceLaw, work: Path, progress: Stages) -> Chosen:
-    """The precision asked for; with `auto` the smallest within the bounds."""
+def _choose(options: BuildOptions, plan: Plan, law: ReferenceLaw, work: Path, progress: Stages) -> Chosen:
+    """The precision asked for; with `auto` the smallest within the bounds, for a draft model those of its own first:
+    what it drafts is checked, so that speed counts more there."""
     rejected: list[Rejected] = []
-    bounded = precision == AUTO
-    for name in plan.target.precisions if bounded else (precision,):
+    bounded = options.precision == AUTO
+    quick = plan.target.drafting if bounded and options.drafts else ()
+    for name in (*quick, *plan.target.precisions) if bounded else (options.precision,):
         try:
             _suits(name, plan.checkpoint)
         except SpecError as error:
@@ -218,10 +205,11 @@ def _choose(precision: str, plan: Plan, law: ReferenceLaw, work: Path, progress:
         progress.stage(f"packing {name}")
         candidate = start(plan, name, work / name, law.peaks)
         tick = progress.stage(f"measuring {name}", len(law.reference.ids))
-        if (found := measured(candidate, plan.target, law, bounded, tick)) is not None:
+        limits = DRAFT_LIMITS if name in quick else LIMITS
+        if (found := measured(candidate, plan.target, law, limits if bounded else None, tick)) is not None:
             return Chosen(candidate, *found, tuple(rejected))
         shutil.rmtree(candidate.folder)
-        rejected.append(Rejected(name, f"KL above {LIMITS[0]} or top-1 below {LIMITS[1]}"))
+        rejected.append(Rejected(name, f"KL above {limits[0]} or top-1 below {limits[1]}"))
     reasons = "; ".join(f"{r.precision}: {r.reason}" for r in rejected)
     raise SpecError(f"no precision of target {plan.target.name} keeps this model within the bounds ({reasons})")
 
@@ -257,7 +245,7 @@ def _summary(options: BuildOptions, chosen: Chosen, candidate: Candidate, law: R
         quality=chosen.quality,
         parity=chosen.parity,
         rejected=chosen.rejected,
-        warnings=_warnings(chosen, law, options.drafts),
+        warnings=_warnings(chosen, law, options.drafts and options.precision == AUTO),
         seconds=round(seconds, 2),
         draft=None,
     )

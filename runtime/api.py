@@ -17,6 +17,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from spec_edge.models.contract import BadUsage, SpecError
 from spec_edge.runtime import hybrid, request
+from spec_edge.runtime.bench.machine import physical_cores
 from spec_edge.runtime.bundle import Bundle
 from spec_edge.runtime.chat import Message
 from spec_edge.runtime.companion import Companion
@@ -35,6 +36,7 @@ from spec_edge.runtime.policy import known_cost
 from spec_edge.runtime.pool import Pool
 from spec_edge.runtime.protocols import Drafter, Session
 from spec_edge.runtime.providers import provider as providers
+from spec_edge.runtime.providers.provider import ProviderFailed
 from spec_edge.runtime.resolve import DEFAULT, check_name, open_model
 from spec_edge.runtime.sampling import Sampler, Sampling
 from spec_edge.runtime.stops import TextStream
@@ -154,8 +156,8 @@ class LLM:
         self.bundle, self._session, self.companion = bundle, placer.session(bundle), companion
         self.text = Text(bundle)
         self._places, self._notes, self._networks = placer.places, notes, networks
-        own = threads or os.cpu_count() or 1
-        self._curves = Curves(placer.places, {TARGET: own, DRAFT: draft_threads or own}, self._forget)
+        cores = physical_cores()
+        self._curves = Curves(placer.places, {TARGET: threads or cores, DRAFT: draft_threads or cores}, self._forget)
         self._pools: dict[tuple[str | int | float | None, ...], Pool | None] = {}
         self._current: Stream | None = None
         self._last: Engine | None = None
@@ -206,8 +208,9 @@ class LLM:
         """The loop under a generation, for a caller that counts in tokens and steps. It ends any other generation."""
         modules = request.methods(options)
         sampling = request.sampling(options, [w for word in options.bad_words for w in self.text.spellings(word)])
-        cost = self._cost(options, modules, sampling)
-        draft = self.companion.model() if request.reads(modules, "draft") else None
+        request.fit(options, self._session.max_width)
+        draft = self.companion.model() if (drafts := request.reads(modules, "draft")) else None
+        cost = None if drafts and draft is None else self._cost(options, modules, sampling)
         step = None if draft is None else self._draft_seconds(cost)
         told = replace(request.drafting(options), cost=cost, draft=draft, draft_seconds=step, pool=pool)
         drafter = self._drafter(options, modules, sampling, told)
@@ -271,7 +274,6 @@ class LLM:
         self, options: Options, modules: Sequence[ModuleType], sampling: Sampling, told: DrafterOptions
     ) -> Drafter:
         facts = self.bundle.manifest.text
-        request.fit(options, self._session.max_width)
         sampler = Sampler(sampling, facts.eos_ids, facts.tokens)
         networks = self._networks.open(request.networks(options, modules))
         return hybrid.create(options.method, replace(told, sampler=sampler, networks=networks), self._notes.say)
@@ -290,7 +292,10 @@ class LLM:
     def _draft_seconds(self, cost: CostCurve | None) -> float | None:
         """Of a run of the draft model, where costs are weighed and one is open."""
         opened = self.companion.opened
-        return None if cost is None or opened is None else self._curves.of(DRAFT, *opened, DRAFT_WIDTHS).at(1)
+        try:
+            return None if cost is None or opened is None else self._curves.of(DRAFT, *opened, DRAFT_WIDTHS).at(1)
+        except ProviderFailed:  # its drafter will meet that too, say so, and let the text go on
+            return None
 
     def _forget(self) -> None:
         """What is measured is emptied."""

@@ -80,10 +80,11 @@ def measure(
 def measured(session: Session, widths: Sequence[int] = WIDTHS) -> CostCurve:
     """The curve of a session over a short text of its own; the session is empty before and after."""
     session.truncate(0)
-    session.prefill([0] * min(PAST, session.capacity // 2))
-    curve = measure(session, widths)
-    session.truncate(0)
-    return curve
+    try:
+        session.prefill([0] * min(PAST, session.capacity // 2))
+        return measure(session, widths)
+    finally:  # also when somebody interrupts: no row of it may be taken for a text's
+        session.truncate(0)
 
 
 def cost_key(bundle: str, provider: str, found: Found, threads: int, widths: Sequence[int] = WIDTHS) -> str:
@@ -103,7 +104,7 @@ def load_costs(key: str, folder: Path | None = None) -> CostCurve | None:
         if stored is None:
             return None
         return CostCurve(tuple(int(w) for w in stored["widths"]), tuple(float(s) for s in stored["seconds"]))
-    except (ValueError, TypeError, KeyError, SpecError):
+    except (ValueError, TypeError, KeyError, OverflowError, SpecError):
         return None
 
 

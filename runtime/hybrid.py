@@ -142,8 +142,9 @@ class Hybrid:
 
     @property
     def seconds(self) -> float | None:
-        """As `seconds` of the members that propose; None too where one of them needs a width that others choose."""
-        if any(getattr(self.members[i], "steady", False) for i in self.enabled):
+        """As `seconds` of the members that propose; None too in a cascade, which weighs nothing, and where one of them
+        needs a width that others choose."""
+        if self.mode != "merge" or any(getattr(self.members[i], "steady", False) for i in self.enabled):
             return None
         return max((s for i in self.enabled if (s := seconds(self.members[i])) is not None), default=None)
 

@@ -28,7 +28,7 @@ def recall(folder: Path, key: str) -> dict[str, Any] | None:
     try:
         stored: dict[str, Any] = json.loads(place(folder, key).read_text(encoding="utf-8"))
         return stored if stored["key"] == key else None
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
 
 

@@ -33,7 +33,7 @@ SUITED = ("keep", "int4", "int8")
 MOST_ROWS = 128
 SHUT = np.float32(-np.inf)
 HIGHEST = 65504.0
-CACHE_BYTES = 1_500_000_000
+CACHE_BYTES, MOST_SLOTS = 1_500_000_000, 1 << 16
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def open_kernels(checkpoint: Checkpoint, precision: str, taps: Sequence[int], sl
         folder.cleanup()
         raise
     row = 2 * 4 * config.layers * config.kv_heads * config.head_dim
-    slots = slots or max(CACHE_BYTES // row, 2 * min(config.context, LONGEST))
+    slots = slots or max(min(CACHE_BYTES // row, MOST_SLOTS), 2 * min(config.context, LONGEST))
     return KernelTarget(opened, config, len(taps), slots, folder)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -100,13 +101,10 @@ def _prepare(options: TrainOptions, progress: Stages, began: float) -> Prepared:
     stamp = hashlib.sha256(json.dumps([given, options.seed]).encode()).hexdigest()[:16]
     progress.stage("reading the target")
     target = Target(checkpoint.config, weights, taps, options.device)
-    kernels = _kernels(options, checkpoint, taps, progress)
-    how = "torch" if kernels is None else "kernels"
-    shards = Shards(options.cache / "texts", f"{checkpoint.source.sha256} {options.precision} {taps} {stamp} {how}")
+    shards = Shards(options.cache / "texts", f"{checkpoint.source.sha256} {options.precision} {taps} {stamp}")
     shards.prepare()
     if not (options.resume and resumed(options.cache / options.name).step):  # it goes on with the texts that it had
-        with kernels or nullcontext():
-            _generate(options, checkpoint, target, kernels, given, shards, progress, began)
+        _generate(options, checkpoint, target, given, shards, progress, began)
     places = shards.index(shards.numbers())
     held = [p for p in places[:: HELD if len(places) > 2 * HELD else 4] if p.answer > 8]
     held = ([p for p in held if p.greedy] or held)[:MOST_HELD]
@@ -127,8 +125,11 @@ def _kernels(
     try:
         return open_kernels(checkpoint, options.precision, taps)
     except SpecError as error:
-        progress.say(f"torch writes the answers, more slowly: {error.message}")
-        return None
+        why = error.message
+    except (OSError, MemoryError) as error:
+        why = f"{tempfile.gettempdir()}: {error or 'there is no memory'}"
+    progress.say(f"torch writes the answers, more slowly: {why}")
+    return None
 
 
 def _as_deployed(checkpoint: Checkpoint, precision: str) -> Weights:
@@ -141,8 +142,8 @@ def _as_deployed(checkpoint: Checkpoint, precision: str) -> Weights:
 
 
 def _generate(
-    options: TrainOptions, checkpoint: Checkpoint, target: Target, kernels: KernelTarget | None, given: list[Turns],
-    shards: Shards, progress: Stages, began: float,
+    options: TrainOptions, checkpoint: Checkpoint, target: Target, given: list[Turns], shards: Shards,
+    progress: Stages, began: float,
 ) -> None:  # fmt: skip
     """Files of texts until there are enough tokens, or half of the time is over."""
     text, context = text_of(checkpoint), checkpoint.config.context
@@ -155,18 +156,19 @@ def _generate(
 
     if enough():
         return
-    answer = _answerer(options, checkpoint, target, kernels)
-    given = given or _own(text, shards, answer)
-    tick = progress.stage("the target's answers", options.tokens if options.minutes is None else None)
-    groups = jobs(text, given, context, options.seed)
-    for number, group in enumerate(groups if kernels else _warmed(groups, target)):
-        if enough():
-            break
-        if not shards.has(number):
-            shards.write(number, answer(group, number, _counter(tick, made)))
-            made += sum(p.answer for p in shards.index([number]))
-            progress.say(f"{made} answer tokens")
-            tick(made)
+    with _kernels(options, checkpoint, target.taps, progress) or nullcontext() as kernels:
+        answer = _answerer(options, checkpoint, target, kernels)
+        given = given or _own(text, shards, answer)
+        tick = progress.stage("the target's answers", options.tokens if options.minutes is None else None)
+        groups = jobs(text, given, context, options.seed)
+        for number, group in enumerate(groups if kernels else _warmed(groups, target)):
+            if enough():
+                break
+            if not shards.has(number):
+                shards.write(number, answer(group, number, _counter(tick, made)))
+                made += sum(p.answer for p in shards.index([number]))
+                progress.say(f"{made} answer tokens")
+                tick(made)
 
 
 def _counter(tick: Callable[[int], None], total: int) -> Callable[[int], None]:

@@ -33,7 +33,7 @@ def fresh(
 ) -> State:
     """{"startup_s", "peak_rss", "pss"} of each, or {"absent"}: why not. Files are in the system's cache by now."""
     starts: dict[str, tuple[str, Callable[[], Child]]] = {
-        one.name: (one.name, partial(_ours, settings, llm)) for one in ours
+        one.name: (one.name, partial(_ours, settings, llm, one.name)) for one in ours
     }
     for one in peers:
         if own.BASELINE in one.methods and one.bare is not None:
@@ -49,12 +49,13 @@ def fresh(
     return found
 
 
-def _ours(settings: Settings, llm: LLM) -> Child:
+def _ours(settings: Settings, llm: LLM, method: str) -> Child:
+    """Ready to draft, as a peer's is: what drafts is opened too, and costs are known."""
     child = Child(Path(own_adapter.__file__), machine.interpreter())
     model = {"bundle": str(llm.bundle.folder), "provider": llm.provider}
     try:
         threads = settings.thread_count
-        child.ask("open", model=model, draft=settings.draft, threads=threads, precision="bundle", methods=[])
+        child.ask("open", model=model, draft=settings.draft, threads=threads, precision="bundle", methods=[method])
     except BaseException:
         child.close()
         raise
@@ -67,6 +68,8 @@ def _once(start: Callable[[], Child], method: str, item: Item) -> State:
     try:
         opened = perf_counter() - begun
         answer = child.ask("generate", method=method, ids=list(item.ids), new_tokens=item.new_tokens)
+        if not answer["arrivals"]:
+            raise Failed("it wrote nothing")
         return {"startup_s": opened + float(answer["arrivals"][0][0]), **vars(usage(child.pid))}
     finally:
         child.close()

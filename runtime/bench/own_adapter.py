@@ -22,13 +22,17 @@ def version() -> str:
 def open_model(
     model: dict[str, Any], draft: str | None, threads: int | None, precision: str, methods: tuple[str, ...]
 ) -> Any:
-    """The loaded model."""
+    """The loaded model, with what these methods draft with."""
     from spec_edge.runtime.api import load
+    from spec_edge.runtime.bench.own import contender
 
-    del precision, methods
-    return load(
+    del precision
+    llm = load(
         model["bundle"], provider=model["provider"], strict=True, threads=threads, draft=draft, draft_threads=threads
     )
+    for method in methods:
+        contender(llm, method, 0.0)
+    return llm
 
 
 def generate(state: Any, method: str, ids: list[int], new_tokens: int) -> tuple[list[int], list[Any], int | None]:

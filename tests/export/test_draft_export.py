@@ -6,6 +6,8 @@ import hashlib
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,12 +18,14 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from spec_edge.export import build, staging
 from spec_edge.export.cli import main
 from spec_edge.export.draft import DRAFT, folder_beside
-from spec_edge.export.options import AUTO, build_options
+from spec_edge.export.options import build_options
 from spec_edge.models.contract import SpecError
-from spec_edge.models.open import open_checkpoint
 from spec_edge.runtime import load
 from spec_edge.runtime.bundle import open_bundle
 from spec_edge.targets.target import target
+
+Limits = tuple[float, float] | None
+Found = tuple[Any, None] | None
 
 
 @dataclass(frozen=True)
@@ -116,17 +120,37 @@ def test_two_bundles(pair: tuple[Path, Path], tmp_path: Path) -> None:
     assert drafted.stats.drafted > 0
 
 
-def test_a_quantised_draft_gets_a_smaller_head_where_nobody_says_otherwise(
-    pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("kl", "taken"), [(0.049, "keep-head4"), (0.051, "int4")])
+def test_a_quantised_draft_gets_a_smaller_head_within_its_own_bounds(
+    pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kl: float, taken: str
 ) -> None:
-    """Where the target has such a precision and the weights suit it; unquantised ones do not."""
-    asked = build_options(str(pair[0]), tmp_path / "out")
-    draft = open_checkpoint(pair[1])
-    assert build._drafting(asked, draft) == AUTO
+    """Where nobody names a precision; measured, and passed over where it is worse than a draft model may be."""
+    tried: list[str] = []
+
+    def measured(candidate: SimpleNamespace, _target: object, _law: object, limits: Limits, _tick: object) -> Found:
+        tried.append(candidate.manifest)
+        quality = kl if candidate.manifest == "keep-head4" else 0.019
+        return (quality, None) if limits is None or quality <= limits[0] else None
+
+    def begun(_plan: object, name: str, folder: Path, _peaks: object) -> SimpleNamespace:
+        folder.mkdir(exist_ok=True)
+        return SimpleNamespace(manifest=name, folder=folder)
+
     monkeypatch.setattr(build, "_suits", lambda *_: None)
-    assert build._drafting(asked, draft) == "keep-head4"
-    assert build._drafting(replace(asked, precision="int8"), draft) == "int8"
-    assert build._drafting(replace(asked, target=target("meteor-lake")), draft) == AUTO
+    monkeypatch.setattr(build, "start", begun)
+    monkeypatch.setattr(build, "measured", measured)
+    plan: Any = SimpleNamespace(target=target("cpu"), checkpoint=None)
+    law: Any = SimpleNamespace(peaks={}, reference=SimpleNamespace(ids=()))
+    asked = build_options(str(pair[0]), tmp_path / "out")
+    silent: Any = SimpleNamespace(stage=lambda *_: None)
+
+    def chosen(**options: Any) -> str:
+        name: Any = build._choose(replace(asked, **options), plan, law, tmp_path, silent).candidate.manifest
+        return str(name)
+
+    assert chosen(drafts=True) == taken and tried[0] == "keep-head4"
+    assert chosen() == "int4"  # a model that drafts for nobody
+    assert chosen(drafts=True, precision="int8") == "int8"
 
 
 def test_a_folder_of_any_name(pair: tuple[Path, Path], tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 from click.testing import CliRunner, Result
@@ -24,7 +24,7 @@ from spec_edge.runtime.costs import costs_folder
 from spec_edge.runtime.drafters import draft as drafting
 from spec_edge.runtime.providers import cpu
 from spec_edge.runtime.providers import provider as providers
-from spec_edge.runtime.providers.provider import Job, Opened
+from spec_edge.runtime.providers.provider import Job, Opened, ProviderFailed
 from spec_edge.runtime.sampling import Sampling
 from spec_edge.runtime.sessions.ort import OrtSession
 
@@ -100,6 +100,35 @@ def test_drafting_is_measured_once_where_it_is_weighed(
         first = llm.generate("hello again", max_new_tokens=9, method="suffix")
         assert llm.generate("hello again", max_new_tokens=9, method="draft").tokens == first.tokens
         assert told[-1] == told[-2] and len(list(costs_folder().iterdir())) == 2
+
+
+def test_a_draft_model_that_fails_while_it_is_measured_costs_no_text(
+    tiny: Path, draft: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verify = OrtSession.verify
+
+    def failing(self: OrtSession, *args: Any) -> Any:
+        if self is broken:
+            raise ProviderFailed("the device is gone")
+        return verify(self, *args)
+
+    broken: object = None
+    monkeypatch.setattr(OrtSession, "verify", failing)
+    with load(tiny, threads=1, draft=draft) as llm:
+        plain = llm.generate("hello", max_new_tokens=9, method="plain")
+        model = llm.companion.model()
+        assert model is not None
+        broken = model.session
+        got = llm.generate("hello", max_new_tokens=9, method="draft")
+        assert got.tokens == plain.tokens and any("drafts no more" in note for note in llm.notes)
+
+
+def test_a_wrong_call_measures_nothing(tiny: Path) -> None:
+    with load(tiny, threads=1) as llm:
+        for options in ({"method": "draft"}, {"width": 64, "draft_tokens": 64}):
+            with pytest.raises(BadUsage):
+                llm.generate("hello", **options)  # type: ignore[arg-type]
+    assert not costs_folder().exists()
 
 
 def test_the_draft_opens_when_it_is_wanted(tiny: Path, draft: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import ast
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -202,6 +202,9 @@ def test_a_fresh_process_of_a_peer_runs_plain_decoding_alone(adapter: Path, tmp_
     got = fresh(nobody, llm, [], [replace(found, bare=noting)], item, Progress())
     assert asked == [("plain",)] and set(got) == {"fake-peer:int4/plain"}
     assert got["fake-peer:int4/plain"]["startup_s"] > 0.1 and got["fake-peer:int4/plain"]["peak_rss"] > 1 << 20
+    silent: Any = SimpleNamespace(ask=lambda *_, **__: {"arrivals": []}, close=lambda: None)
+    got = fresh(nobody, llm, [], [replace(found, bare=lambda _: silent)], item, Progress())
+    assert got == {"fake-peer:int4/plain": {"absent": "it wrote nothing"}}
     adapter.write_text("raise SystemExit(3)", encoding="utf-8")
     assert "ended" in fresh(nobody, llm, [], [found], item, Progress())["fake-peer:int4/plain"]["absent"]
 

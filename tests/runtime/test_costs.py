@@ -6,14 +6,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from spec_edge.models.contract import SpecError
 from spec_edge.runtime import remembered
-from spec_edge.runtime.costs import CostCurve, cost_key, load_costs, measure, save_costs
+from spec_edge.runtime.costs import CostCurve, cost_key, load_costs, measure, measured, save_costs
 from spec_edge.runtime.providers.provider import Found
+from spec_edge.runtime.remembered import place
 from spec_edge.runtime.sessions.toy import ToySession
 
 CURVE = CostCurve((1, 2, 4, 8), (1.0, 1.2, 2.0, 4.0))
@@ -34,6 +36,25 @@ def test_at() -> None:
 def test_bad_curves(widths: tuple[int, ...], seconds: tuple[float, ...]) -> None:
     with pytest.raises(SpecError, match="cost curve"):
         CostCurve(widths, seconds)
+
+
+def test_what_is_interrupted_leaves_no_rows() -> None:
+    """A draft model takes the rows of its session for its text's."""
+
+    class Interrupted(ToySession):
+        def verify(self, *args: Any) -> Any:  # noqa: ARG002
+            raise KeyboardInterrupt
+
+    session = Interrupted(vocab_size=16, capacity=64)
+    with pytest.raises(KeyboardInterrupt):
+        measured(session)
+    assert session.length == 0
+
+
+@pytest.mark.parametrize("text", ['{"key": "k", "widths": [1e400], "seconds": [1]}', "[" * 100_000])
+def test_a_stored_curve_that_nobody_wrote_is_none(tmp_path: Path, text: str) -> None:
+    place(tmp_path, "k").write_text(text, "utf-8")
+    assert load_costs("k", tmp_path) is None
 
 
 def test_measure_takes_medians_and_leaves_the_session_alone() -> None:

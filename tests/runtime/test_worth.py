@@ -91,6 +91,11 @@ def test_a_window_keeps_the_width_that_a_policy_gives() -> None:
     assert both.seconds == 0.4
 
 
+def test_a_cascade_weighs_nothing() -> None:
+    """Its drafts are not cut by their cost, so a policy has to bound them."""
+    assert compose([Says("a", [5], [0.2]), Says("m", [8], [0.9], 0.4)], "cascade", TILES).seconds is None
+
+
 def test_a_member_that_is_off_takes_no_time() -> None:
     both = compose([Says("a", [5], [0.2]), Says("m", [8], [0.9], 0.4)], "merge", TILES)
     assert both.seconds == 0.4
