@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,9 +27,12 @@ from spec_edge.models.stored import store_model
 from spec_edge.runtime.bench.machine import physical_cores
 from spec_edge.runtime.native.library import library
 from spec_edge.runtime.native.opened import NativeOpened
+from spec_edge.runtime.providers.provider import Array
 
-F32, F16, I64 = NDArray[np.float32], NDArray[np.float16], NDArray[np.int64]
-Folder = tempfile.TemporaryDirectory[str]
+F32: TypeAlias = NDArray[np.float32]
+F16: TypeAlias = NDArray[np.float16]
+I64: TypeAlias = NDArray[np.int64]
+Folder: TypeAlias = tempfile.TemporaryDirectory[str]
 SUITED = ("keep", "int4", "int8")
 MOST_ROWS = 128
 SHUT = np.float32(-np.inf)
@@ -92,8 +96,8 @@ class KernelTarget:
         self._folder.cleanup()
 
     def _bind(self, n: int, asked: int) -> Callable[[], None]:
-        inputs = {f"past_{name}": array for name, array in self._cache.items()}
-        outputs = {f"present_{name}": array for name, array in self._cache.items()}
+        inputs: dict[str, Array] = {f"past_{name}": array for name, array in self._cache.items()}
+        outputs: dict[str, Array] = {f"present_{name}": array for name, array in self._cache.items()}
         inputs |= {
             "input_ids": self._ids[None, :n],
             "rows": self._rows[:asked],
