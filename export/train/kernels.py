@@ -49,41 +49,57 @@ class Rows:
     features: F16
 
 
-class KernelTarget:
-    """A run takes up to MOST_ROWS rows and writes their keys and values behind all others.
+class Cache:
+    """arrays: of every layer, [1, KV, slots, D]. `bias` [MOST_ROWS, slots]: what each row of the next run sees: 0, or
+    SHUT."""
 
-    slots  of the cache. width: H. `bias` [MOST_ROWS, slots] says what each row of the next run sees: 0, or SHUT
+    def __init__(self, config: ModelConfig, slots: int) -> None:
+        self.slots = slots
+        shape = (1, config.kv_heads, slots, config.head_dim)
+        names = [f"{part}.{layer}" for layer in range(config.layers) for part in ("key", "value")]
+        self.arrays = {name: np.zeros(shape, np.float32) for name in names}
+        self.bias = np.full((MOST_ROWS, slots), SHUT, np.float32)
+
+    def keep(self, slots: I64) -> None:
+        """The rows in these slots become the first ones, in this order."""
+        for array in self.arrays.values():
+            array[0, :, : len(slots)] = array[0][:, slots]
+
+    def take(self, other: Cache, first: int, last: int, at: int) -> None:
+        """Rows [first, last) of another cache into the slots from `at` on."""
+        for name, array in self.arrays.items():
+            array[0, :, at : at + last - first] = other.arrays[name][0, :, first:last]
+
+
+class KernelTarget:
+    """A run takes up to MOST_ROWS rows of one cache and writes their keys and values behind all others.
+
+    all    the cache of every text. one: a cache where a single text is read from its beginning on: rows that see the same
+           first slots share what is read of them. width: H
     """
 
     def __init__(self, opened: NativeOpened, config: ModelConfig, taps: int, slots: int, folder: Folder) -> None:
-        self.slots, self.width = slots, config.hidden_size
+        self.width = config.hidden_size
         self._opened, self._folder = opened, folder
-        shape = (1, config.kv_heads, slots, config.head_dim)
-        names = [f"{part}.{layer}" for layer in range(config.layers) for part in ("key", "value")]
-        self._cache = {name: np.zeros(shape, np.float32) for name in names}
-        self.bias = np.full((MOST_ROWS, slots), SHUT, np.float32)
+        self.all, self.one = Cache(config, slots), Cache(config, min(config.context, LONGEST))
         self._hidden = np.empty((MOST_ROWS, config.hidden_size), np.float32)
         self._taps = np.empty((MOST_ROWS, taps * config.hidden_size), np.float32)
         self._logits = np.empty((MOST_ROWS, config.vocab_size), np.float32)
         self._ids, self._rows = np.empty(MOST_ROWS, np.int32), np.empty(MOST_ROWS, np.int32)
         self._positions, self._last = np.empty(MOST_ROWS, np.int64), np.empty(1, np.int32)
-        self._bound: dict[tuple[int, int], Callable[[], None]] = {}
+        self._bound: dict[tuple[int, int, int], Callable[[], None]] = {}
 
-    def run(self, ids: Sequence[int], positions: I64, before: int, asked: Sequence[int]) -> Rows:
-        """Rows [n] into the slots from `before` on; `bias` is theirs. Logits of the rows in `asked`."""
+    def run(self, cache: Cache, ids: Sequence[int], positions: I64, before: int, asked: Sequence[int]) -> Rows:
+        """Rows [n] into the slots from `before` on; the cache's bias is theirs. Logits of the rows in `asked`."""
         n, wanted = len(ids), len(asked)
         self._ids[:n], self._positions[:n], self._rows[:wanted] = ids, positions, asked
         self._last[0] = before + n - 1
-        if (n, wanted) not in self._bound:
-            self._bound[n, wanted] = self._bind(n, wanted)
-        self._bound[n, wanted]()
+        key = cache.slots, n, wanted
+        if key not in self._bound:
+            self._bound[key] = self._bind(cache, n, wanted)
+        self._bound[key]()
         features = np.concatenate([self._taps[:n], self._hidden[:n]], 1)
         return Rows(self._logits[:wanted], features.clip(-HIGHEST, HIGHEST).astype(np.float16))
-
-    def move(self, kept: I64) -> None:
-        """The rows in these slots become the first ones, in this order."""
-        for array in self._cache.values():
-            array[0, :, : len(kept)] = array[0][:, kept]
 
     def __enter__(self) -> KernelTarget:
         return self
@@ -92,18 +108,19 @@ class KernelTarget:
         """Its memory and its files go."""
         self._opened.close()
         self._bound.clear()
-        self._cache.clear()
+        self.all.arrays.clear()
+        self.one.arrays.clear()
         self._folder.cleanup()
 
-    def _bind(self, n: int, asked: int) -> Callable[[], None]:
-        inputs: dict[str, Array] = {f"past_{name}": array for name, array in self._cache.items()}
-        outputs: dict[str, Array] = {f"present_{name}": array for name, array in self._cache.items()}
+    def _bind(self, cache: Cache, n: int, asked: int) -> Callable[[], None]:
+        inputs: dict[str, Array] = {f"past_{name}": array for name, array in cache.arrays.items()}
+        outputs: dict[str, Array] = {f"present_{name}": array for name, array in cache.arrays.items()}
         inputs |= {
             "input_ids": self._ids[None, :n],
             "rows": self._rows[:asked],
             "position_ids": self._positions[None, :n],
             "seqlens_k": self._last,
-            "bias": self.bias[None, None, :n],
+            "bias": cache.bias[None, None, :n],
         }
         outputs |= {"logits": self._logits[None, :asked], "hidden": self._hidden[None, :n]}
         outputs |= {"taps": self._taps[None, :n]} if self._taps.size else {}

@@ -2,7 +2,7 @@
 
 Enters: prompts as token ids, each with its limit and temperature. Leaves: what `generate` of generate.py leaves. A run
 writes its rows behind all others; a text knows the slots of its own rows. When the cache is full, the rows of texts
-that are still being written move to its beginning.
+that are still being written move to its beginning. Long answers begin first, so that few are alone at the end.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ class _Batch:
         self.target, self.jobs, self.noise = target, jobs, noise
         self.most, self.texts = min(most, MOST_ROWS), list[_Text]()
         self.shared = shared([job.ids for job in jobs])
-        self.end, self.first = 0, list[F16]()
+        self.end, self.first = self.shared, list[F16]()
         beginning = _Text(0, list(jobs[0].ids[: self.shared]))
         self._read(beginning, 0)
+        target.all.take(target.one, 0, self.shared, 0)
         self.first = beginning.rows
 
     def admit(self, queue: list[int]) -> None:
@@ -44,7 +45,11 @@ class _Batch:
         first token."""
         while queue and len(self.texts) < self.most and self._fits(queue[0]):
             text = _Text(queue[0], list(self.jobs[queue.pop(0)].ids), rows=list(self.first))
-            logits = self._read(text, self.shared)
+            logits, rows = self._read(text, self.shared), len(text.ids) - self.shared
+            self._make_room(rows)
+            self.target.all.take(self.target.one, self.shared, len(text.ids), self.end)
+            text.slots += range(self.end, self.end + rows)
+            self.end += rows
             self._extend([text], logits)
             self.texts.append(text)
 
@@ -52,14 +57,16 @@ class _Batch:
         """One token more for every text."""
         n = len(self.texts)
         self._make_room(n)
-        bias = self.target.bias
+        bias = self.target.all.bias
         for row, text in enumerate(self.texts):
             text.slots.append(self.end + row)
             bias[row, : self.end + n] = SHUT
             bias[row, : self.shared] = 0
             bias[row, text.slots] = 0
         positions = np.array([len(text.ids) - 1 for text in self.texts], np.int64)
-        read = self.target.run([text.ids[-1] for text in self.texts], positions, self.end, range(n))
+        read = self.target.run(
+            self.target.all, [text.ids[-1] for text in self.texts], positions, self.end, range(n)
+        )
         self.end += n
         for text, features in zip(self.texts, read.features, strict=True):
             text.rows.append(features[None])
@@ -72,38 +79,31 @@ class _Batch:
         return done
 
     def _read(self, text: _Text, known: int) -> F32:
-        """The rows of a text from its token `known` on; logits of the last one. A view."""
-        rest, logits = text.ids[known:], np.empty((0, 0), np.float32)
-        for at in range(0, len(rest), MOST_ROWS):
-            part = rest[at : at + MOST_ROWS]
-            self._make_room(len(part), text)
-            bias = self.target.bias[: len(part)]
-            bias[:, : self.end + len(part)] = SHUT
-            bias[:, : min(known, self.shared)] = 0
-            bias[:, text.slots] = 0
+        """The rows of a text from its token `known` on, in the cache of one text; logits of the last one. A view."""
+        one, logits = self.target.one, np.empty((0, 0), np.float32)
+        for at in range(known, len(text.ids), MOST_ROWS):
+            part = text.ids[at : at + MOST_ROWS]
+            one.bias[: len(part), : at + len(part)] = SHUT
             for row in range(len(part)):
-                bias[row, self.end : self.end + row + 1] = 0
-            positions = np.arange(known + at, known + at + len(part), dtype=np.int64)
-            read = self.target.run(part, positions, self.end, [len(part) - 1])
-            text.slots += range(self.end, self.end + len(part))
+                one.bias[row, : at + row + 1] = 0
+            read = self.target.run(one, part, np.arange(at, at + len(part), dtype=np.int64), at, [len(part) - 1])
             text.rows.append(read.features)
-            self.end, logits = self.end + len(part), read.logits
+            logits = read.logits
         return logits
 
     def _fits(self, job: int) -> bool:
         """Whether all that every text may still become fits, with a run to spare."""
         whole = [len(self.jobs[i].ids) + self.jobs[i].limit for i in (job, *(text.job for text in self.texts))]
-        return self.shared + sum(whole) + MOST_ROWS <= self.target.slots or not self.texts
+        return self.shared + sum(whole) + MOST_ROWS <= self.target.all.slots or not self.texts
 
-    def _make_room(self, rows: int, beside: _Text | None = None) -> None:
-        """For a run of so many rows. beside: a text that is not in the batch yet."""
-        if self.end + rows <= self.target.slots:
+    def _make_room(self, rows: int) -> None:
+        """For so many rows more."""
+        if self.end + rows <= self.target.all.slots:
             return
-        held = [*self.texts, *([beside] if beside else [])]
-        kept = [*range(self.shared), *(slot for text in held for slot in text.slots)]
-        self.target.move(np.array(kept, np.int64))
+        kept = [*range(self.shared), *(slot for text in self.texts for slot in text.slots)]
+        self.target.all.keep(np.array(kept, np.int64))
         at = self.shared
-        for text in held:
+        for text in self.texts:
             text.slots = list(range(at, at + len(text.slots)))
             at += len(text.slots)
         self.end = at
@@ -119,7 +119,7 @@ def generate_together(
 ) -> list[Generated]:
     """As `generate`; most: texts at a time."""
     batch = _Batch(target, jobs, most, torch.Generator().manual_seed(seed))
-    queue, made = list(range(len(jobs))), dict[int, Generated]()
+    queue, made = sorted(range(len(jobs)), key=lambda i: -jobs[i].limit), dict[int, Generated]()
     while len(made) < len(jobs):
         batch.admit(queue)
         for text in batch.finished(ends):

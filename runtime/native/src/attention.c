@@ -9,7 +9,8 @@
 
 #include <immintrin.h>
 
-enum { MOST = QUERIES_AT_ONCE };
+/* FEW: columns that are added for one query before the next. LINE: floats that memory brings at once. */
+enum { MOST = QUERIES_AT_ONCE, FEW = 32, LINE = 16 };
 
 /* query, out  of each; sees: columns it sees, of which the first `prefix` are the first slots, the rest in `seen` */
 typedef struct {
@@ -74,15 +75,23 @@ INLINE void score_common(const int R, const Query *q, const float *keys, int com
     }
 }
 
-/* Scores of the columns from `from` on of one query. */
-INLINE void score_rest(const Query *q, const float *keys, int from, int dim, __m256 scale) {
+INLINE const float *column(const Query *q, const float *rows, int at, int dim) {
+    return rows + (size_t)(at < q->prefix ? at : q->seen[at - q->prefix]) * dim;
+}
+
+/* Asks for columns [at, at + count) of a query, which may lie anywhere. */
+INLINE void ask(const Query *q, const float *rows, int at, int count, int dim) {
+    for (int i = at; i < at + count && i < q->sees; i++)
+        for (int d = 0; d < dim; d += LINE) _mm_prefetch((const char *)(column(q, rows, i, dim) + d), _MM_HINT_T0);
+}
+
+/* Scores of the columns from `from` on for R queries of one row. */
+INLINE void score_rest(const int R, const Query *q, const float *keys, int from, int dim, __m256 scale) {
     for (int i = from; i < q->sees; i += LANES) {
         const float *key[LANES];
-        for (int j = 0; j < LANES; j++) {
-            const int at = i + j < q->sees ? i + j : q->sees - 1;
-            key[j] = keys + (size_t)(at < q->prefix ? at : q->seen[at - q->prefix]) * dim;
-        }
-        _mm256_storeu_ps(q->scores + i, _mm256_mul_ps(products(1, 8, q, key, dim), scale));
+        ask(q, keys, i + LANES, LANES, dim);
+        for (int j = 0; j < LANES; j++) key[j] = column(q, keys, i + j < q->sees ? i + j : q->sees - 1, dim);
+        for (int r = 0; r < R; r++) _mm256_storeu_ps(q[r].scores + i, _mm256_mul_ps(products(1, 8, q + r, key, dim), scale));
     }
 }
 
@@ -100,7 +109,7 @@ AVX2 static float highest(const float *x, int count) {
     return most;
 }
 
-/* Sums of WIDE vectors of values from column d on, weighted: the common slots for all R, then each query's others. */
+/* Sums of WIDE vectors of the values of the common slots from column d on, weighted, for R queries. */
 INLINE void weigh(const int R, const int WIDE, const Query *q, const float *values, int common, int dim, int d, float (*out)[WIDEST_HEAD]) {
     __m256 sum[MOST][4];
     for (int r = 0; r < R; r++)
@@ -114,21 +123,47 @@ INLINE void weigh(const int R, const int WIDE, const Query *q, const float *valu
             for (int j = 0; j < WIDE; j++) sum[r][j] = _mm256_fmadd_ps(p, v[j], sum[r][j]);
         }
     }
-    for (int r = 0; r < R; r++) {
-        for (int i = common; i < q[r].sees; i++) {
-            const float *value = values + (size_t)(i < q[r].prefix ? i : q[r].seen[i - q[r].prefix]) * dim + d;
-            const __m256 p = _mm256_broadcast_ss(q[r].scores + i);
-            for (int j = 0; j < WIDE; j++) sum[r][j] = _mm256_fmadd_ps(p, _mm256_loadu_ps(value + LANES * j), sum[r][j]);
-        }
+    for (int r = 0; r < R; r++)
         for (int j = 0; j < WIDE; j++) _mm256_storeu_ps(out[r] + d + LANES * j, sum[r][j]);
+}
+
+/* Adds columns [from, until) of one query to its sums, WIDE vectors from column d on. */
+INLINE void add_columns(const int WIDE, const Query *q, const float *values, int from, int until, int dim, int d, float *out) {
+    __m256 sum[8];
+    for (int j = 0; j < WIDE; j++) sum[j] = _mm256_loadu_ps(out + d + LANES * j);
+    for (int i = from; i < until; i++) {
+        const float *value = column(q, values, i, dim) + d;
+        const __m256 p = _mm256_broadcast_ss(q->scores + i);
+        for (int j = 0; j < WIDE; j++) sum[j] = _mm256_fmadd_ps(p, _mm256_loadu_ps(value + LANES * j), sum[j]);
     }
+    for (int j = 0; j < WIDE; j++) _mm256_storeu_ps(out + d + LANES * j, sum[j]);
+}
+
+/* The same for all columns from `from` on and R queries of one row, a few columns after the other. */
+INLINE void weigh_rest(const int R, const Query *q, const float *values, int from, int dim, float (*out)[WIDEST_HEAD]) {
+    for (int i = from; i < q->sees; i += FEW) {
+        const int until = i + FEW < q->sees ? i + FEW : q->sees;
+        ask(q, values, until, FEW, dim);
+        for (int r = 0; r < R; r++) {
+            int d = 0;
+            for (; d + LANES * 8 <= dim; d += LANES * 8) add_columns(8, q + r, values, i, until, dim, d, out[r]);
+            for (; d < dim; d += LANES * 4) add_columns(4, q + r, values, i, until, dim, d, out[r]);
+        }
+    }
+}
+
+/* Queries from r on that are of one row. */
+INLINE int together(const Query *q, int r, int count) {
+    int n = 1;
+    while (r + n < count && q[r + n].row == q[r].row) n++;
+    return n;
 }
 
 INLINE void mix(const int R, const Query *q, const float *keys, const float *values, int common, int dim, float scale, float (*out)[WIDEST_HEAD]) {
     enum { FOUR = 4, TWO = 2 };
     const __m256 by = _mm256_set1_ps(scale);
     score_common(R, q, keys, common, dim, by);
-    for (int r = 0; r < R; r++) score_rest(q + r, keys, common, dim, by);
+    for (int r = 0, n; r < R; r += n) score_rest(n = together(q, r, R), q + r, keys, common, dim, by);
     float inverse[MOST];
     for (int r = 0; r < R; r++) {
         const int sees = q[r].sees; /* a row that sees nothing gives zeros */
@@ -139,6 +174,7 @@ INLINE void mix(const int R, const Query *q, const float *keys, const float *val
     } else {
         for (int d = 0; d < dim; d += LANES * FOUR) weigh(R, FOUR, q, values, common, dim, d, out);
     }
+    for (int r = 0, n; r < R; r += n) weigh_rest(n = together(q, r, R), q + r, values, common, dim, out + r);
     for (int r = 0; r < R; r++)
         for (int d = 0; d < dim; d += LANES)
             _mm256_storeu_ps(out[r] + d, _mm256_mul_ps(_mm256_loadu_ps(out[r] + d), _mm256_set1_ps(inverse[r])));
