@@ -90,17 +90,40 @@ def _no_constant(name: str) -> NoReturn:
     fail("", f"{name} is not a number of JSON")
 
 
+@dataclasses.dataclass(frozen=True)
+class _Shape:
+    """A type hint looked at once. options: of a union, else none. json: types of Python that its JSON values have."""
+
+    options: tuple[Any, ...]
+    json: tuple[type, ...]
+    record: bool
+    item: Any
+
+
+@functools.cache
+def _shape(hint: Any) -> _Shape:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        kinds = tuple(kind for option in arguments for kind in _shape(option).json)
+        return _Shape(arguments, kinds, False, None)
+    if dataclasses.is_dataclass(hint) or origin is dict:
+        return _Shape((), (dict,), origin is not dict, None)
+    if origin is tuple:
+        return _Shape((), (list,), False, arguments[0])
+    return _Shape((), (int, float) if hint is float else (hint,), False, None)
+
+
 def _read(hint: Any, value: object, where: str) -> Any:
     """`value` as the type `hint` says."""
+    shape = _shape(hint)
     if not _fits(hint, value):
         fail(where, f"is {_kind(value)} {show(value)}, not {_describe(hint)}")
-    if _is_union(hint):
-        return _read(next(o for o in typing.get_args(hint) if _fits(o, value)), value, where)
+    if shape.options:
+        return _read(next(o for o in shape.options if _fits(o, value)), value, where)
     if isinstance(value, dict):
-        return _record(hint, value, where) if dataclasses.is_dataclass(hint) else _mapping(hint, value, where)
+        return _record(hint, value, where) if shape.record else _mapping(hint, value, where)
     if isinstance(value, list):
-        item = typing.get_args(hint)[0]
-        return tuple([_read(item, v, f"{where}[{i}]") for i, v in enumerate(value)])
+        return tuple([_read(shape.item, v, f"{where}[{i}]") for i, v in enumerate(value)])
     return _scalar(hint, value, where)
 
 
@@ -134,19 +157,7 @@ def _scalar(hint: Any, value: object, where: str) -> object:
 
 def _fits(hint: Any, value: object) -> bool:
     """Whether the JSON kind of `value` is the one of `hint` (a bool is no int; an int is a float)."""
-    if _is_union(hint):
-        return any(_fits(option, value) for option in typing.get_args(hint))
-    if dataclasses.is_dataclass(hint) or typing.get_origin(hint) is dict:
-        return isinstance(value, dict)
-    if typing.get_origin(hint) is tuple:
-        return isinstance(value, list)
-    if hint is float:
-        return type(value) in (int, float)
-    return type(value) is hint
-
-
-def _is_union(hint: Any) -> bool:
-    return typing.get_origin(hint) in (typing.Union, types.UnionType)
+    return type(value) in _shape(hint).json
 
 
 @functools.cache
@@ -173,8 +184,8 @@ def _kind(value: object) -> str:
 
 
 def _describe(hint: Any) -> str:
-    if _is_union(hint):
-        return " or ".join(_describe(o) for o in typing.get_args(hint))
+    if _shape(hint).options:
+        return " or ".join(_describe(o) for o in _shape(hint).options)
     if dataclasses.is_dataclass(hint):
         return "an object"
     origin = {tuple: list, None: hint}.get(typing.get_origin(hint), typing.get_origin(hint))

@@ -9,6 +9,7 @@ Format: onnx.proto (field numbers).
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import prod
 
 from spec_edge.models.contract import FileFact, SpecError
@@ -34,8 +35,9 @@ BITS = {1: 32, 2: 8, 3: 8, 6: 32, 7: 64, 9: 8, 10: 16, 11: 64, 12: 32, 13: 64, 1
 """Bits of an element, by ONNX's number of its type."""
 
 
+@lru_cache(maxsize=4)
 def check_graph(data: bytes, file: str, weights: FileFact) -> None:
-    """SpecError, naming `file`, for a graph that spec-edge does not write."""
+    """SpecError, naming `file`, for a graph that spec-edge does not write. What has passed is asked about again soon."""
     try:
         if len(data) > LIMIT:
             refuse(f"has {len(data)} bytes, more than {LIMIT}")

@@ -7,6 +7,7 @@ Leaves: ids in which only the template, never the user's text, has special token
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ SECONDS = 10.0
 """How long the encoding of a text may take."""
 
 _FIX = "export the model again with its own tokenizer"
+_FIRST = re.compile(rb'"prepend_scheme"\s*:\s*"first"')
 CHARACTERS_PER_TOKEN = 16
 """A prompt with more characters than this for every token of the context is refused before it is encoded."""
 
@@ -146,7 +148,7 @@ def _encoders(tokenizer: Any, raw: bytes, specials: list[Special]) -> tuple[Any,
     ids = {s.id for s in specials if not s.token.special}
     first = _load(json.dumps(_flagged(json.loads(raw), ids)).encode(), "tokenizer.json") if ids else tokenizer
     later = first
-    if b'"first"' in raw:
+    if _FIRST.search(raw):
         later = _load(json.dumps(_without_prefix(_flagged(json.loads(raw), ids))).encode(), "tokenizer.json")
     for encoder in (first, later):
         encoder.encode_special_tokens = True

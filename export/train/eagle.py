@@ -222,13 +222,13 @@ def loss(net: Net, w: Weights, texts: Packed, steps: int, noise: torch.Generator
 
     Where the text's own token is none of them the step counts nothing and the chain ends: it could not go on there.
     """
-    total = torch.zeros((), device=texts.ids.device)
+    total, laws = torch.zeros((), device=texts.ids.device), _Laws(net, texts)
     draw = torch.rand(len(texts.starts), generator=noise).to(texts.ids.device) < LATER
     going: list[Tensor | None] = []
     for step in unroll(net, w, texts, _popped(going)):
         counts = net.known[texts.token(step.starts, step.text, step.number + 2)] >= 0
         if counts.any():
-            total = total + DECAY**step.number * _distance(net, texts, step, counts)
+            total = total + DECAY**step.number * _distance(net, texts, laws, step, counts)
         if step.number + 1 == steps:
             break
         going.append(counts & draw if step.number == 0 else counts)
@@ -240,11 +240,23 @@ def _popped(waiting: list[Tensor | None]) -> Iterator[Tensor | None]:
         yield waiting.pop()
 
 
-def _distance(net: Net, texts: Packed, step: Step, counts: Tensor) -> Tensor:
-    true = texts.hidden[(step.starts + step.number + 1)[counts]]
-    law = F.linear(true, net.rows).softmax(-1)
-    distance = -(law * step.logits[counts].log_softmax(-1)).sum(-1).mean()
-    return distance if net.wide else distance + REGRESSION * F.smooth_l1_loss(step.hidden[counts], true)
+class _Laws:
+    """The target's laws over the drafted ids at every row that a step can predict, computed once for all steps."""
+
+    def __init__(self, net: Net, texts: Packed) -> None:
+        rows = texts.starts + 1
+        self._place = torch.zeros(len(texts.hidden), dtype=torch.long, device=rows.device)
+        self._place[rows] = torch.arange(len(rows), device=rows.device)
+        self._known = F.linear(texts.hidden[rows], net.rows).softmax(-1)
+
+    def at(self, rows: Tensor) -> Tensor:
+        return self._known[self._place[rows]]
+
+
+def _distance(net: Net, texts: Packed, laws: _Laws, step: Step, counts: Tensor) -> Tensor:
+    rows = (step.starts + step.number + 1)[counts]
+    distance = -(laws.at(rows) * step.logits[counts].log_softmax(-1)).sum(-1).mean()
+    return distance if net.wide else distance + REGRESSION * F.smooth_l1_loss(step.hidden[counts], texts.hidden[rows])
 
 
 def accepted(net: Net, w: Weights, texts: Packed, depth: int) -> Tensor:

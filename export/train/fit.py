@@ -52,7 +52,7 @@ class Settings:
     batch: int
     rate: float
     seed: int
-    measure_every: int = 50
+    measure_every: int = 100
 
 
 @dataclass

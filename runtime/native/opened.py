@@ -10,6 +10,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +42,10 @@ def untranslatable(data: bytes, graph: GraphSpec) -> str:
     return ""
 
 
+@lru_cache(maxsize=4)
 def _read(data: bytes, graph: GraphSpec) -> tuple[Program, Mapping[str, Tensor], int]:
-    """(the program, the graph's constants, its number of nodes). Untranslatable: it has none."""
+    """(the program, the graph's constants, its number of nodes), kept from the question whether there is one to the
+    opening. Untranslatable: it has none."""
     try:
         nodes, tensors = nodes_of(data).nodes, tensors_of(data)
     except (ValueError, IndexError, KeyError) as error:
