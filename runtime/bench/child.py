@@ -54,8 +54,9 @@ def _one_line(error: BaseException) -> str:
 
 
 def _missing(adapter: Any, error: BaseException) -> bool:
-    """Whether the program itself is not installed here."""
-    return isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] == adapter.PACKAGE
+    """Whether the program itself, or what it does not come with, is not installed here."""
+    needed = (adapter.PACKAGE, *getattr(adapter, "BESIDE", ()))
+    return isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] in needed
 
 
 def _version(adapter: Any, state: dict[str, Any], job: dict[str, Any]) -> dict[str, Any]:

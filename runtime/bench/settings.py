@@ -15,6 +15,7 @@ from spec_edge.runtime.bench.machine import physical_cores
 from spec_edge.runtime.options import Options
 
 CURVE_READS = ("model", "out", "threads")
+MOST_REPEATS = 100
 PEERS_READ = ("weights", "draft_weights", "peer_python", "peers_at_once")
 
 
@@ -66,8 +67,8 @@ class Settings:
         """BadUsage for what makes no sense."""
         own.methods(self.methods)
         request.check(Options(temperature=self.temperature))
-        if self.repeat < 1:
-            raise BadUsage(f"repeat must be at least 1, not {self.repeat}")
+        if not 1 <= self.repeat <= MOST_REPEATS:
+            raise BadUsage(f"repeat must be 1 to {MOST_REPEATS}, not {self.repeat}")
         if self.max_new_tokens < 2:
             raise BadUsage(
                 f"max-new-tokens must be at least 2, so that something is decoded, not {self.max_new_tokens}"

@@ -25,6 +25,7 @@ from spec_edge.runtime.bench.weights import Source, Weights
 ADAPTER = """
 import os, sys, time
 PACKAGE = "a_program_that_is_nowhere"
+BESIDE = ("a_library_that_is_nowhere",)
 PIP = "nothing"
 METHODS = ("plain", "draft")
 PRECISIONS = ("int4", "fp32")
@@ -34,6 +35,8 @@ NEEDS = {"int4": "hf", "fp32": "gguf"}
 def version():
     if os.environ.get("FAKE") == "absent":
         import a_program_that_is_nowhere
+    if os.environ.get("FAKE") == "alone":
+        import a_library_that_is_nowhere
     if os.environ.get("FAKE") == "broken":
         import another_that_is_nowhere
     return "1.0"
@@ -230,9 +233,10 @@ def test_a_draft_model_that_it_cannot_open_costs_only_that_method(
 
 def test_not_installed_is_told_from_broken(adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = weights(tmp_path)
-    monkeypatch.setenv("FAKE", "absent")
-    with pytest.raises(NotInstalled, match=r"not installed .*pip install nothing"):
-        peer.open_peer(wanted(adapter), sys.executable, source, 1, str)
+    for lacking in ("absent", "alone"):
+        monkeypatch.setenv("FAKE", lacking)
+        with pytest.raises(NotInstalled, match=r"not installed .*pip install nothing"):
+            peer.open_peer(wanted(adapter), sys.executable, source, 1, str)
     monkeypatch.setenv("FAKE", "broken")
     with pytest.raises(Failed, match="another_that_is_nowhere") as caught:
         peer.open_peer(wanted(adapter), sys.executable, source, 1, str)

@@ -3,7 +3,8 @@
 Each file runs in a child process, which may be another interpreter without spec-edge: it imports the standard library
 at its top and its own program inside its functions, and nothing of spec-edge. It has
 
-PACKAGE     the module whose absence means "not installed"; PIP: what installs it
+PACKAGE     the module whose absence means "not installed"; BESIDE, where there is one: others that it needs and does
+            not bring; PIP: what installs them
 METHODS     what it measures; PRECISIONS: forms of the weights it can take, those of DEFAULTS unless others are named
 NEEDS       "gguf" or "hf" by precision: the form of the source weights
 version()                                             of the program, as text

@@ -6,6 +6,7 @@ from time import perf_counter
 from typing import Any
 
 PACKAGE = "transformers"
+BESIDE = ("torch",)
 PIP = "transformers torch"
 METHODS = ("plain", "draft", "prompt-lookup")
 PRECISIONS = ("bf16", "fp32")
