@@ -212,11 +212,14 @@ class LLM:
         draft = self.companion.model() if (drafts := request.reads(modules, "draft")) else None
         cost = None if drafts and draft is None else self._cost(options, modules, sampling)
         step = None if draft is None else self._draft_seconds(cost)
+        networks = self._networks.open(request.networks(options, modules))
+        runs = {} if cost is None else self._curves.runs(self.bundle, networks)
         told = replace(request.drafting(options), cost=cost, draft=draft, draft_seconds=step, pool=pool)
-        drafter = self._drafter(options, modules, sampling, told)
+        drafter = self._drafter(options, sampling, replace(told, networks=networks, network_seconds=runs))
         limits = request.limits(options, self.bundle.manifest.text)
         self._current = self._last = None
-        paced = request.paced(options, modules, cost, step, hybrid.seconds(drafter) is not None)
+        drafting = sum(runs.values()) + step if step is not None else sum(runs.values()) or None
+        paced = request.paced(options, modules, cost, drafting, hybrid.seconds(drafter) is not None)
         return Engine(self._session, drafter, sampling, limits, paced)
 
     def close(self) -> None:
@@ -270,13 +273,10 @@ class LLM:
             raise BadUsage("messages need the chat template; give plain text with --no-chat (chat=False)")
         return self.text.encode_chat(prompt)
 
-    def _drafter(
-        self, options: Options, modules: Sequence[ModuleType], sampling: Sampling, told: DrafterOptions
-    ) -> Drafter:
+    def _drafter(self, options: Options, sampling: Sampling, told: DrafterOptions) -> Drafter:
         facts = self.bundle.manifest.text
         sampler = Sampler(sampling, facts.eos_ids, facts.tokens)
-        networks = self._networks.open(request.networks(options, modules))
-        return hybrid.create(options.method, replace(told, sampler=sampler, networks=networks), self._notes.say)
+        return hybrid.create(options.method, replace(told, sampler=sampler), self._notes.say)
 
     def _cost(self, options: Options, modules: Sequence[ModuleType], sampling: Sampling) -> CostCurve | None:
         """Measuring takes a second, once per machine: only for what weighs costs, and not where a seed forbids it."""

@@ -6,11 +6,17 @@ Enters: where each network is, its session. Leaves: `CostCurve`s.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 
 from spec_edge.runtime.bundle import Bundle
 from spec_edge.runtime.costs import WIDTHS, CostCurve, cost_key, load_costs, measured, save_costs
+from spec_edge.runtime.eagle_model import EagleModel
+from spec_edge.runtime.networks import Network
 from spec_edge.runtime.placement import Place
+from spec_edge.runtime.placing import TARGET
 from spec_edge.runtime.protocols import Session
+from spec_edge.runtime.providers.provider import ProviderFailed
 
 DRAFT_WIDTHS = (1, 2)
 """At which a draft model's runs are timed: it runs a row or two at a time."""
@@ -30,6 +36,28 @@ class Curves:
         if key not in self._known:
             self._known[key] = load_costs(key) or self._measured(key, session, widths)
         return self._known[key]
+
+    def runs(self, bundle: Bundle, networks: Mapping[str, Network]) -> dict[str, float]:
+        """Seconds of a run of one row of each drafter inside the bundle that takes turns with the target's runs."""
+        found: dict[str, float] = {}
+        for name, network in networks.items():
+            if isinstance(network, EagleModel):
+                with suppress(ProviderFailed):  # its drafter will meet that too, say so, and let the text go on
+                    found[name] = self._run(
+                        name, bundle, partial(network.step_seconds, bundle.manifest.model.hidden_size)
+                    )
+        return found
+
+    def _run(self, name: str, bundle: Bundle, timed: Callable[[], float]) -> float:
+        place = self._places[name]
+        key = cost_key(bundle.digest, f"{name} on {place.on.name}", place.found, self._threads[TARGET], (1,))
+        if key not in self._known:
+            found = load_costs(key)
+            if found is None:
+                self._forget()
+                save_costs(key, found := CostCurve((1,), (timed(),)))
+            self._known[key] = found
+        return self._known[key].at(1)
 
     def _measured(self, key: str, session: Session, widths: Sequence[int]) -> CostCurve:
         self._forget()

@@ -9,13 +9,19 @@ Row t needs the token after it, so of n tokens whose last one is pending n - 1 r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from statistics import median
+from time import perf_counter
 
 import numpy as np
 from numpy.typing import NDArray
 
+from spec_edge.runtime.draft import ROOT
 from spec_edge.runtime.eagle_rows import F32, Level, Rows
+
+TIMED = 8
+"""Runs that are timed."""
 
 
 class EagleModel:
@@ -82,6 +88,20 @@ class EagleModel:
         full = np.full(self.tokens, -np.inf, level.logits.dtype)
         full[ids] = level.logits[row, drafted]
         return full
+
+    def step_seconds(self, width: int, clock: Callable[[], float] = perf_counter) -> float:
+        """Median time of a run of one drafted row; width: H. Its text is forgotten."""
+        times, features = [], np.zeros((1, width), np.float32)
+        self._ids, self._base, self._waiting, self._level = [], 0, [], None
+        try:
+            for _ in range(TIMED + 1):
+                self.rows.truncate(0)
+                begun = clock()
+                self.rows.expand([0], features, [ROOT])
+                times.append(clock() - begun)
+        finally:
+            self.rows.truncate(0)
+        return median(times[1:])  # the first one allocates
 
     def close(self) -> None:
         self.rows.close()

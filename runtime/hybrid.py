@@ -19,7 +19,6 @@ from spec_edge.runtime.costs import CostCurve
 from spec_edge.runtime.draft import EMPTY, ROOT, UNREAD, Context, Draft, Output, Verdict
 from spec_edge.runtime.drafters.options import MODES, DrafterOptions
 from spec_edge.runtime.networks import NETWORK
-from spec_edge.runtime.pace import NEXT
 from spec_edge.runtime.protocols import Drafter
 from spec_edge.runtime.prune import prune
 from spec_edge.runtime.survivor import Survivor
@@ -55,13 +54,25 @@ def seconds(drafter: Drafter) -> float | None:
     return found
 
 
+@runtime_checkable
+class Paced(Protocol):
+    """A drafter whose tokens take time. hope: acceptance of a token that it has not named yet."""
+
+    @property
+    def hope(self) -> float: ...
+
+
+def hope(drafter: Drafter) -> float:
+    return drafter.hope if isinstance(drafter, Paced) else 1.0
+
+
 def merged(drafters: Sequence[Drafter], context: Context, width: int, cost: CostCurve | None = None) -> Draft:
     """Everybody proposes; the most probable rows that fit and, with a cost curve, are worth their cost."""
     pairs = _proposals(drafters, context, width, cost)
     drafts = [p[0] for p in pairs]
     draft = drafts[0] if len(pairs) == 1 else merge(drafts, width, [p[1] for p in pairs])
     if cost is not None and all(draft.candidate):
-        spent = sum(len(own) * (seconds(d) or 0.0) for d, own in zip(drafters, drafts, strict=True))
+        spent = sum(len(own.levels) * (seconds(d) or 0.0) for d, own in zip(drafters, drafts, strict=True))
         draft = _worth(draft, pairs, cost, spent)
     kept = set(_paths(draft))
     named = [d.name for d, own in zip(drafters, drafts, strict=True) if not kept.isdisjoint(_paths(own))]
@@ -77,7 +88,7 @@ def _proposals(
     gain = 1.0
     for i in sorted(range(len(drafters)), key=lambda i: seconds(drafters[i]) or 0.0):
         step = seconds(drafters[i])
-        if cost is None or step is None or promise(cost, step, NEXT, width - 1) > gain:
+        if cost is None or step is None or promise(cost, step, hope(drafters[i]), width - 1) > gain:
             found[i] = scored(drafters[i], context, width)
         else:
             found[i] = EMPTY, []

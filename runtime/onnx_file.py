@@ -37,7 +37,7 @@ BITS = {1: 32, 2: 8, 3: 8, 6: 32, 7: 64, 9: 8, 10: 16, 11: 64, 12: 32, 13: 64, 1
 
 @lru_cache(maxsize=4)
 def check_graph(data: bytes, file: str, weights: FileFact) -> None:
-    """SpecError, naming `file`, for a graph that spec-edge does not write. What has passed is asked about again soon."""
+    """SpecError, naming `file`, for a graph that spec-edge does not write. What has passed soon comes again."""
     try:
         if len(data) > LIMIT:
             refuse(f"has {len(data)} bytes, more than {LIMIT}")

@@ -15,6 +15,12 @@ from spec_edge.runtime.costs import CostCurve
 NEXT = 0.85
 """Acceptance of a token that a draft model has not named yet."""
 
+HEADS = 0.5
+"""The same of a head that was trained on the target's own features."""
+
+FLAT = 1.5
+"""Where 16 rows cost less than this many single ones, rows are cheap: trees may be wide."""
+
 AHEAD = 4
 """Rows that a step of the cost curve may have."""
 

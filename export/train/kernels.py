@@ -74,8 +74,9 @@ class Cache:
 class KernelTarget:
     """A run takes up to MOST_ROWS rows of one cache and writes their keys and values behind all others.
 
-    all    the cache of every text. one: a cache where a single text is read from its beginning on: rows that see the same
-           first slots share what is read of them. width: H
+    all    the cache of every text. width: H
+    one    a cache where a single text is read from its beginning on: rows that see the same first slots share what is
+           read of them
     """
 
     def __init__(self, opened: NativeOpened, config: ModelConfig, taps: int, slots: int, folder: Folder) -> None:

@@ -64,9 +64,7 @@ class _Batch:
             bias[row, : self.shared] = 0
             bias[row, text.slots] = 0
         positions = np.array([len(text.ids) - 1 for text in self.texts], np.int64)
-        read = self.target.run(
-            self.target.all, [text.ids[-1] for text in self.texts], positions, self.end, range(n)
-        )
+        read = self.target.run(self.target.all, [text.ids[-1] for text in self.texts], positions, self.end, range(n))
         self.end += n
         for text, features in zip(self.texts, read.features, strict=True):
             text.rows.append(features[None])

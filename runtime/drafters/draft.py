@@ -21,7 +21,7 @@ from spec_edge.runtime.draft_model import DraftModel, Logits
 from spec_edge.runtime.drafted import DrawnLaws, Node, as_draft, best_nodes, drawn_chain, greedy_chain, log, path_to
 from spec_edge.runtime.drafters.options import DrafterOptions
 from spec_edge.runtime.law import Law, likeliest
-from spec_edge.runtime.pace import Confidence, Pace, Stop
+from spec_edge.runtime.pace import NEXT, Confidence, Pace, Stop
 from spec_edge.runtime.processors import Past
 from spec_edge.runtime.providers.provider import ProviderFailed
 from spec_edge.runtime.sampling import Sampler
@@ -46,6 +46,7 @@ class DraftDrafter:
     """Chains, or trees where `options.tree` says so."""
 
     name = "draft"
+    hope = NEXT
     wants: frozenset[str] = frozenset()
 
     def __init__(self, model: DraftModel, options: DrafterOptions) -> None:

@@ -1,7 +1,8 @@
 """EAGLE: a small network on the target's own features drafts; EAGLE-1, 2 and 3 differ in the network, not here.
 
 Enters: the target's features of committed rows, told by `start` and `observe`, and every token so far. Leaves: a chain,
-greedy or drawn (with the law of each token), a static tree, or EAGLE-2's tree, which a step's own probabilities shape.
+greedy or drawn (with the law of each token), a static tree, or EAGLE-2's tree, which a step's own probabilities shape;
+where rows are dear, a chain with its tokens' siblings, as far as they are worth their cost.
 Trees are point masses, so sampled text keeps the target's law.
 
 Sources: Li et al. 2024 (EAGLE, arXiv 2401.15077; EAGLE-2, arXiv 2406.16858) and 2025 (EAGLE-3, arXiv 2503.01840).
@@ -16,22 +17,23 @@ from dataclasses import replace
 import numpy as np
 
 from spec_edge.models.contract import BadUsage
-from spec_edge.runtime.draft import EMPTY, UNREAD, Context, Draft, Output, Verdict
-from spec_edge.runtime.drafted import DrawnLaws, as_draft, drawn_chain, greedy_chain
+from spec_edge.runtime.draft import EMPTY, ROOT, UNREAD, Context, Draft, Output, Verdict
+from spec_edge.runtime.drafted import DrawnLaws, Node, as_draft, best_nodes, drawn_chain, greedy_chain
 from spec_edge.runtime.drafters.options import DrafterOptions
 from spec_edge.runtime.eagle_model import EagleModel
 from spec_edge.runtime.eagle_rows import F32, Level, Rows
 from spec_edge.runtime.eagle_tree import dynamic, static
 from spec_edge.runtime.law import Law, likeliest
-from spec_edge.runtime.pace import Confidence
+from spec_edge.runtime.pace import FLAT, HEADS, Confidence, Pace
 from spec_edge.runtime.processors import Past
 from spec_edge.runtime.providers.provider import ProviderFailed
 from spec_edge.runtime.sampling import Sampler
 from spec_edge.runtime.trees import by_levels, fitting
 from spec_edge.runtime.trie import Scores
+from spec_edge.runtime.worth import promise, worth
 
 NAME = "eagle"
-READS = ("network", "paths", "tree", "draft_tokens", "draft_confidence")
+READS = ("network", "paths", "tree", "draft_tokens", "draft_confidence", "cost")
 
 NOTHING = (0, -1.0)
 """No token: less likely than any bound."""
@@ -40,6 +42,9 @@ NO_LAW = Law(np.zeros(1, np.int64), np.full(1, -1.0))
 """The same as a law."""
 
 DRAFT_TOKENS = 4
+PACED_TOKENS, SIBLINGS = 5, 4
+"""Most levels of a draft that costs end, and tokens of each level."""
+
 CONFIDENCE = 0.3
 """A chain ends where its best token is less likely. That is about what a further token costs on a CPU, in plain steps:
 a row of the verify run and one of the drafter. On training prompts (2,047 tokens of a small trained drafter) likelihood
@@ -73,11 +78,13 @@ class Eagle:
     """Chains and trees of one drafter."""
 
     name = NAME
+    hope = HEADS
 
     def __init__(self, model: EagleModel, options: DrafterOptions) -> None:
         self._model, self._options = model, options
         self._sampler, self._drawing = options.sampler, not options.sampler.options.greedy
         self._least = CONFIDENCE if options.confidence is None else options.confidence
+        self._pace = self._paced(options)
         self._laws = DrawnLaws(options.draft_tokens or DRAFT_TOKENS, model.tokens)
         # By this law trees are ranked: penalties stay, nothing is cut.
         whole = replace(options.sampler.options, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
@@ -85,6 +92,11 @@ class Eagle:
         self._prompt = 0
         self._text: Sequence[int] = ()
         self.wants = frozenset((model.rows.reads,))
+
+    @property
+    def seconds(self) -> float | None:
+        """Of each level, where costs end the drafts, so that no policy has to. None: they do not."""
+        return None if self._pace is None else self._pace.step
 
     def start(self, prompt: Sequence[int], read: Output = UNREAD) -> None:
         self._prompt = len(prompt)
@@ -102,16 +114,45 @@ class Eagle:
 
     def propose_scored(self, context: Context, width: int) -> tuple[Draft, Scores]:
         """The draft, and the probability that the drafter gives each row's path."""
-        if width < 2 or (level := self._model.follow(context.ids)) is None:
+        pace = self._pace
+        if width < 2 or (pace is not None and promise(pace.cost, pace.step, pace.next, width - 1) <= 1):
+            return EMPTY, []
+        if (level := self._model.follow(context.ids)) is None:
             return EMPTY, []
         self._text = context.ids
         try:
+            if pace is not None:
+                return self._comb(pace, level, width - 1)
             if self._chains(width):
                 most = min(self._options.draft_tokens or DRAFT_TOKENS, width - 1, self._model.rows.room + 1)
                 return self._drawn(level, most, context) if self._draws(level) else self._greedy(level, most)
             return self._tree(level, width - 1)
         except FloatingPointError as error:
             raise ProviderFailed(f"EAGLE drafter: {error}; it computes garbage, try another precision of it") from None
+
+    def _paced(self, options: DrafterOptions) -> Pace | None:
+        """What ends a greedy draft: costs, where they are known and rows dear, unless the user says how to draft."""
+        o, step = options, options.network_seconds.get(NAME)
+        said = not (o.draft_tokens is None and o.confidence is None and o.tree is None and o.paths is None)
+        if said or self._drawing or step is None or o.cost is None or o.cost.at(16) < FLAT * o.cost.at(1):
+            return None
+        return Pace(o.cost, step, 0.0, next=HEADS)
+
+    def _comb(self, pace: Pace, level: Level, total: int) -> tuple[Draft, Scores]:
+        """A chain, as long as a further run pays; of its tokens and their siblings the rows that are worth running."""
+        chain, nodes, parent, reach = _Chain(self._model.rows, level), list[Node](), ROOT, 0.0
+        most = min(PACED_TOKENS, self._model.rows.room + 1)
+        while found := self._children(level, 0, chain.tokens, SIBLINGS):
+            first, (token, likely) = len(nodes), found[0]
+            nodes += [Node(other, parent, reach + score) for other, score in found]
+            parent, reach, depth = first, reach + likely, len(chain.tokens) + 1
+            if depth == most or not pace.goes_on(math.exp(reach), depth + 2):
+                break
+            level = chain.extend(token)
+        best = best_nodes(nodes, total)
+        runs = len(chain.tokens) + 1
+        rows = worth([math.exp(nodes[i].reach) for i in best], pace.cost, runs * pace.step)[0]
+        return as_draft(nodes, sorted(best[:rows]))
 
     def _features(self, output: Output) -> F32 | None:
         return output.taps if "taps" in self.wants else output.hidden

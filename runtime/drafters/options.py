@@ -37,6 +37,7 @@ class DrafterOptions:
     sampler           what the target's laws go through, and so the laws of a drafter that has any
     draft             a second network, for the methods that need one
     draft_seconds     of a run of it with one row; None: not measured
+    network_seconds   the same of the networks whose runs were timed, by their method
     tree              of a second network: None drafts a chain, () a tree expanded best-first, (4, 2) one with four
                       children of the text and two of each of those
     paths             a tree by its paths, each one the rank at each level, in order of worth; None: `tree` decides
@@ -57,6 +58,7 @@ class DrafterOptions:
     sampler: Sampler = field(default_factory=lambda: Sampler(Sampling()))
     draft: DraftModel | None = None
     draft_seconds: float | None = None
+    network_seconds: Mapping[str, float] = field(default_factory=dict)
     tree: tuple[int, ...] | None = None
     paths: tuple[tuple[int, ...], ...] | None = None
     networks: Mapping[str, Network] = field(default_factory=dict)
