@@ -149,7 +149,7 @@ def test_a_hybrid_asks_it_only_where_it_promises_more_than_the_text(text: list[i
     before = len(rows.runs)
     draft = both.propose(Context(text, RNG), 16)
     assert both.seconds == 0.2 and draft.sources == (source,)
-    assert (len(rows.runs) > before) == (source == "eagle")
+    assert source == "eagle" or len(rows.runs) == before
 
 
 def test_runs_are_timed_on_an_empty_cache_which_stays_empty() -> None:
