@@ -52,6 +52,9 @@ WIDTHS = (1, 2, 3, 4, 5, 6, 8, 16)
 PAST = 128
 """Tokens of past at which costs are measured."""
 
+TIMED = 8
+"""Runs of a drafter that are timed."""
+
 UNMEASURED = CostCurve((1, 2, 4, 8, 16), (1.0, 1.3, 1.75, 2.6, 4.0))
 """Shape to assume where nothing was measured: a 4-bit model on a laptop CPU, the steepest curve seen."""
 
@@ -85,6 +88,17 @@ def measured(session: Session, widths: Sequence[int] = WIDTHS) -> CostCurve:
         return measure(session, widths)
     finally:  # also when somebody interrupts: no row of it may be taken for a text's
         session.truncate(0)
+
+
+def run_seconds(run: Callable[[], object], before: Callable[[], object], clock: Callable[[], float]) -> float:
+    """Median time of a run; the first one, which allocates, is left out. before: what comes before each, untimed."""
+    times = []
+    for _ in range(TIMED + 1):
+        before()
+        begun = clock()
+        run()
+        times.append(clock() - begun)
+    return median(times[1:])
 
 
 def cost_key(bundle: str, provider: str, found: Found, threads: int, widths: Sequence[int] = WIDTHS) -> str:

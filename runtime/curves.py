@@ -11,8 +11,7 @@ from functools import partial
 
 from spec_edge.runtime.bundle import Bundle
 from spec_edge.runtime.costs import WIDTHS, CostCurve, cost_key, load_costs, measured, save_costs
-from spec_edge.runtime.eagle_model import EagleModel
-from spec_edge.runtime.networks import Network
+from spec_edge.runtime.networks import Network, Timed
 from spec_edge.runtime.placement import Place
 from spec_edge.runtime.placing import TARGET
 from spec_edge.runtime.protocols import Session
@@ -38,10 +37,10 @@ class Curves:
         return self._known[key]
 
     def runs(self, bundle: Bundle, networks: Mapping[str, Network]) -> dict[str, float]:
-        """Seconds of a run of one row of each drafter inside the bundle that takes turns with the target's runs."""
+        """Seconds of a run of one row of each drafter inside the bundle."""
         found: dict[str, float] = {}
         for name, network in networks.items():
-            if isinstance(network, EagleModel):
+            if isinstance(network, Timed):
                 with suppress(ProviderFailed):  # its drafter will meet that too, say so, and let the text go on
                     found[name] = self._run(
                         name, bundle, partial(network.step_seconds, bundle.manifest.model.hidden_size)

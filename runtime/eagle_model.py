@@ -11,17 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from statistics import median
 from time import perf_counter
 
 import numpy as np
 from numpy.typing import NDArray
 
+from spec_edge.runtime.costs import run_seconds
 from spec_edge.runtime.draft import ROOT
 from spec_edge.runtime.eagle_rows import F32, Level, Rows
-
-TIMED = 8
-"""Runs that are timed."""
 
 
 class EagleModel:
@@ -91,17 +88,12 @@ class EagleModel:
 
     def step_seconds(self, width: int, clock: Callable[[], float] = perf_counter) -> float:
         """Median time of a run of one drafted row; width: H. Its text is forgotten."""
-        times, features = [], np.zeros((1, width), np.float32)
+        features = np.zeros((1, width), np.float32)
         self._ids, self._base, self._waiting, self._level = [], 0, [], None
         try:
-            for _ in range(TIMED + 1):
-                self.rows.truncate(0)
-                begun = clock()
-                self.rows.expand([0], features, [ROOT])
-                times.append(clock() - begun)
+            return run_seconds(lambda: self.rows.expand([0], features, [ROOT]), lambda: self.rows.truncate(0), clock)
         finally:
             self.rows.truncate(0)
-        return median(times[1:])  # the first one allocates
 
     def close(self) -> None:
         self.rows.close()

@@ -23,7 +23,7 @@ from spec_edge.runtime.protocols import Drafter
 from spec_edge.runtime.prune import prune
 from spec_edge.runtime.survivor import Survivor
 from spec_edge.runtime.trie import Scores, merge
-from spec_edge.runtime.worth import promise, worth
+from spec_edge.runtime.worth import worth
 
 DRAFTERS = "spec_edge.runtime.drafters"
 RATE = 0.6
@@ -48,22 +48,31 @@ def scored(drafter: Drafter, context: Context, width: int) -> tuple[Draft, Score
     return draft, [RATE ** int(depth) for depth in draft.depths[1:]]
 
 
-def seconds(drafter: Drafter) -> float | None:
-    """Of a token that it drafts, where that ends its chains: then no policy ends them too. None: it does not."""
-    found: float | None = getattr(drafter, "seconds", None)
-    return found
-
-
 @runtime_checkable
 class Paced(Protocol):
-    """A drafter whose tokens take time. hope: acceptance of a token that it has not named yet."""
+    """A drafter whose drafts take time. seconds: of one of its runs, where costs end its drafts; None: they do not."""
 
     @property
-    def hope(self) -> float: ...
+    def seconds(self) -> float | None: ...
+
+    def promises(self, cost: CostCurve, most: int) -> float:
+        """Gain over plain decoding of a draft of at most so many rows, before there is one."""
+        ...
+
+    def spent(self, draft: Draft) -> float:
+        """Seconds that drafting took."""
+        ...
 
 
-def hope(drafter: Drafter) -> float:
-    return drafter.hope if isinstance(drafter, Paced) else 1.0
+def paced(drafter: Drafter) -> Paced | None:
+    """The drafter, where costs end its drafts, so that no policy has to."""
+    return drafter if isinstance(drafter, Paced) and drafter.seconds is not None else None
+
+
+def seconds(drafter: Drafter) -> float | None:
+    """Of a run of a drafter, where costs end its drafts."""
+    found: float | None = getattr(drafter, "seconds", None)
+    return found
 
 
 def merged(drafters: Sequence[Drafter], context: Context, width: int, cost: CostCurve | None = None) -> Draft:
@@ -72,7 +81,7 @@ def merged(drafters: Sequence[Drafter], context: Context, width: int, cost: Cost
     drafts = [p[0] for p in pairs]
     draft = drafts[0] if len(pairs) == 1 else merge(drafts, width, [p[1] for p in pairs])
     if cost is not None and all(draft.candidate):
-        spent = sum(len(own.levels) * (seconds(d) or 0.0) for d, own in zip(drafters, drafts, strict=True))
+        spent = sum(one.spent(own) for d, own in zip(drafters, drafts, strict=True) if (one := paced(d)) is not None)
         draft = _worth(draft, pairs, cost, spent)
     kept = set(_paths(draft))
     named = [d.name for d, own in zip(drafters, drafts, strict=True) if not kept.isdisjoint(_paths(own))]
@@ -87,8 +96,8 @@ def _proposals(
     found: dict[int, tuple[Draft, Scores]] = {}
     gain = 1.0
     for i in sorted(range(len(drafters)), key=lambda i: seconds(drafters[i]) or 0.0):
-        step = seconds(drafters[i])
-        if cost is None or step is None or promise(cost, step, hope(drafters[i]), width - 1) > gain:
+        one = paced(drafters[i])
+        if cost is None or one is None or one.promises(cost, width - 1) > gain:
             found[i] = scored(drafters[i], context, width)
         else:
             found[i] = EMPTY, []

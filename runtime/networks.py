@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from spec_edge.models.contract import BadUsage
 from spec_edge.runtime.bundle import Bundle
@@ -27,6 +27,15 @@ def wanted(names: Sequence[str], modules: Sequence[ModuleType]) -> tuple[str, ..
     """Which of these methods have weights in the bundle."""
     pairs = zip(names, modules, strict=True)
     return tuple(name.replace("_", "-") for name, module in pairs if NETWORK in getattr(module, "READS", ()))
+
+
+@runtime_checkable
+class Timed(Protocol):
+    """A network whose runs take turns with the target's."""
+
+    def step_seconds(self, width: int) -> float:
+        """Of a run of one row. width: the target's hidden size. Whatever text it holds is forgotten."""
+        ...
 
 
 class Networks:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from spec_edge.runtime.costs import CostCurve
+from spec_edge.runtime.drafters.options import DrafterOptions
 
 NEXT = 0.85
 """Acceptance of a token that a draft model has not named yet."""
@@ -48,6 +49,16 @@ class Confidence:
 
     def goes_on(self, reach: float, rows: int) -> bool:  # noqa: ARG002
         return True
+
+
+def of_head(options: DrafterOptions, name: str) -> Pace | None:
+    """What ends a head's drafts: costs, where they are known and rows dear, for greedy text. None: the user says how
+    to draft, or rows are cheap."""
+    o, step = options, options.network_seconds.get(name)
+    said = not (o.draft_tokens is None and o.confidence is None and o.tree is None and o.paths is None)
+    if said or not o.sampler.options.greedy or step is None or o.cost is None:
+        return None
+    return Pace(o.cost, step, 0.0, next=HEADS) if o.cost.at(16) > FLAT * o.cost.at(1) else None
 
 
 @dataclass(frozen=True)

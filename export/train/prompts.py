@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -64,6 +65,15 @@ def _turns(line: str, where: str) -> Turns:
     if not turns or not all(isinstance(turn, str) and turn.strip() for turn in turns):
         raise BadUsage(f'{where} has no "prompt" (a text), and no "messages"')
     return tuple(turns)
+
+
+def licences(path: Path) -> dict[tuple[str, str], int]:
+    """Prompts by ("source", "license") of a .jsonl file, where its lines say that; most first."""
+    if path.suffix != ".jsonl":
+        return {}
+    rows = [json.loads(line) for line in path.read_text("utf-8").splitlines() if line.strip()]
+    named = [row for row in rows if isinstance(row, dict) and "source" in row and "license" in row]
+    return dict(Counter((str(row["source"]), str(row["license"])) for row in named).most_common())
 
 
 def text_of(checkpoint: Checkpoint) -> Text:

@@ -19,6 +19,7 @@ from torch import Tensor
 from spec_edge.export.drafter_files import open_files
 from spec_edge.export.train.fit import State
 from spec_edge.export.train.options import TrainOptions
+from spec_edge.export.train.prompts import licences
 from spec_edge.export.train.store import Place
 from spec_edge.models.checkpoint import Checkpoint, ModelConfig
 from spec_edge.models.contract import SpecError
@@ -72,10 +73,27 @@ def publish(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tenso
     (folder / "README.md").write_text(text, encoding="utf-8")
 
 
+def _command(options: TrainOptions) -> str:
+    """What trains the same heads, without the names of this machine's files."""
+    start = {"--prompts": options.prompts and options.prompts.name, "--from": options.start and options.start.name}
+    said = {
+        "--passes": options.passes,
+        "--draft-vocab": options.draft_vocab,
+        "--precision": options.precision,
+        "--seed": options.seed,
+        **({"--heads": options.heads} if options.kind == "medusa" else {"--form": options.form}),
+        **({"--minutes": options.minutes} if options.minutes is not None else {"--tokens": options.tokens}),
+    }
+    every = {name: value for name, value in (start | said).items() if value is not None}
+    named = " ".join(f"{name} {value}" for name, value in every.items())
+    return f"spec-export train {options.kind} {Path(options.model).name} -o {options.output.name} {named}"
+
+
 def card(options: TrainOptions, checkpoint: Checkpoint, places: Sequence[Place], state: State) -> str:
     """The model card: what it was made from and how well it drafts."""
     answers, source = sum(p.answer for p in places), checkpoint.source
     asked = f"{'a file' if options.prompts else 'its own'} and filled templates"
+    sources = licences(options.prompts) if options.prompts else {}
     lines = [
         f"# {options.name} heads for {checkpoint.name}",
         "",
@@ -83,6 +101,11 @@ def card(options: TrainOptions, checkpoint: Checkpoint, places: Sequence[Place],
         f"to {len(places)} prompts ({asked}), seed {options.seed}.",
         f"Target: {source.name}, SHA-256 {source.sha256}, precision {options.precision}.",
         "",
+        f"    {_command(options)}",
+        "",
+        *(["| prompts of | licence | number |", "|---|---|---|"] if sources else []),
+        *(f"| {name} | {licence} | {count} |" for (name, licence), count in sources.items()),
+        *([""] if sources else []),
         "Mean acceptance length (a chain, from where verify steps begin, on prompts that were not trained on), and",
         "the share of steps that accept at least 1, 2, ... tokens:",
         "",

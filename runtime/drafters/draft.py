@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spec_edge.models.contract import BadUsage
+from spec_edge.runtime.costs import CostCurve
 from spec_edge.runtime.draft import EMPTY, ROOT, UNREAD, Context, Draft, Output, Verdict
 from spec_edge.runtime.draft_model import DraftModel, Logits
 from spec_edge.runtime.drafted import DrawnLaws, Node, as_draft, best_nodes, drawn_chain, greedy_chain, log, path_to
@@ -26,6 +27,7 @@ from spec_edge.runtime.processors import Past
 from spec_edge.runtime.providers.provider import ProviderFailed
 from spec_edge.runtime.sampling import Sampler
 from spec_edge.runtime.trie import Scores
+from spec_edge.runtime.worth import promise
 
 READS = ("draft", "draft_tokens", "draft_confidence", "tree", "cost")
 """What this method reads that not every one does: see `drafters/options.py`."""
@@ -46,7 +48,6 @@ class DraftDrafter:
     """Chains, or trees where `options.tree` says so."""
 
     name = "draft"
-    hope = NEXT
     wants: frozenset[str] = frozenset()
 
     def __init__(self, model: DraftModel, options: DrafterOptions) -> None:
@@ -66,6 +67,14 @@ class DraftDrafter:
     def seconds(self) -> float | None:
         """Of each drafted token, where costs end the chains, so that no policy has to. None: they do not."""
         return self._stop.step if isinstance(self._stop, Pace) else None
+
+    def promises(self, cost: CostCurve, most: int) -> float:
+        """Gain over plain decoding that a chain promises before there is one."""
+        return 1.0 if self.seconds is None else promise(cost, self.seconds, NEXT, most)
+
+    def spent(self, draft: Draft) -> float:
+        """Seconds that drafting took."""
+        return len(draft.levels) * (self.seconds or 0.0)
 
     def start(self, prompt: Sequence[int], read: Output = UNREAD) -> None:  # noqa: ARG002
         """Read the prompt, apart from what it shares with the last text."""

@@ -17,6 +17,7 @@ from dataclasses import replace
 import numpy as np
 
 from spec_edge.models.contract import BadUsage
+from spec_edge.runtime.costs import CostCurve
 from spec_edge.runtime.draft import EMPTY, ROOT, UNREAD, Context, Draft, Output, Verdict
 from spec_edge.runtime.drafted import DrawnLaws, Node, as_draft, best_nodes, drawn_chain, greedy_chain
 from spec_edge.runtime.drafters.options import DrafterOptions
@@ -24,7 +25,7 @@ from spec_edge.runtime.eagle_model import EagleModel
 from spec_edge.runtime.eagle_rows import F32, Level, Rows
 from spec_edge.runtime.eagle_tree import dynamic, static
 from spec_edge.runtime.law import Law, likeliest
-from spec_edge.runtime.pace import FLAT, HEADS, Confidence, Pace
+from spec_edge.runtime.pace import Confidence, Pace, of_head
 from spec_edge.runtime.processors import Past
 from spec_edge.runtime.providers.provider import ProviderFailed
 from spec_edge.runtime.sampling import Sampler
@@ -78,13 +79,12 @@ class Eagle:
     """Chains and trees of one drafter."""
 
     name = NAME
-    hope = HEADS
 
     def __init__(self, model: EagleModel, options: DrafterOptions) -> None:
         self._model, self._options = model, options
         self._sampler, self._drawing = options.sampler, not options.sampler.options.greedy
         self._least = CONFIDENCE if options.confidence is None else options.confidence
-        self._pace = self._paced(options)
+        self._pace = of_head(options, NAME)
         self._laws = DrawnLaws(options.draft_tokens or DRAFT_TOKENS, model.tokens)
         # By this law trees are ranked: penalties stay, nothing is cut.
         whole = replace(options.sampler.options, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
@@ -97,6 +97,14 @@ class Eagle:
     def seconds(self) -> float | None:
         """Of each level, where costs end the drafts, so that no policy has to. None: they do not."""
         return None if self._pace is None else self._pace.step
+
+    def promises(self, cost: CostCurve, most: int) -> float:
+        """Gain over plain decoding that a draft promises before there is one."""
+        return 1.0 if self._pace is None else promise(cost, self._pace.step, self._pace.next, most)
+
+    def spent(self, draft: Draft) -> float:
+        """Seconds that drafting took."""
+        return len(draft.levels) * (self.seconds or 0.0)
 
     def start(self, prompt: Sequence[int], read: Output = UNREAD) -> None:
         self._prompt = len(prompt)
@@ -115,7 +123,7 @@ class Eagle:
     def propose_scored(self, context: Context, width: int) -> tuple[Draft, Scores]:
         """The draft, and the probability that the drafter gives each row's path."""
         pace = self._pace
-        if width < 2 or (pace is not None and promise(pace.cost, pace.step, pace.next, width - 1) <= 1):
+        if width < 2 or (pace is not None and self.promises(pace.cost, width - 1) <= 1):
             return EMPTY, []
         if (level := self._model.follow(context.ids)) is None:
             return EMPTY, []
@@ -129,14 +137,6 @@ class Eagle:
             return self._tree(level, width - 1)
         except FloatingPointError as error:
             raise ProviderFailed(f"EAGLE drafter: {error}; it computes garbage, try another precision of it") from None
-
-    def _paced(self, options: DrafterOptions) -> Pace | None:
-        """What ends a greedy draft: costs, where they are known and rows dear, unless the user says how to draft."""
-        o, step = options, options.network_seconds.get(NAME)
-        said = not (o.draft_tokens is None and o.confidence is None and o.tree is None and o.paths is None)
-        if said or self._drawing or step is None or o.cost is None or o.cost.at(16) < FLAT * o.cost.at(1):
-            return None
-        return Pace(o.cost, step, 0.0, next=HEADS)
 
     def _comb(self, pace: Pace, level: Level, total: int) -> tuple[Draft, Scores]:
         """A chain, as long as a further run pays; of its tokens and their siblings the rows that are worth running."""

@@ -2,12 +2,14 @@
 
 Enters: the hidden state of the last accepted token, told by `start` and `observe`. Leaves: a static tree (a published
 one, one from a file, or the one that fits the width best by the heads' accuracies) or, with `--tree best`, the tree
-that the heads themselves think likeliest at this step. Point masses, so sampled text keeps the target's law.
+that the heads themselves think likeliest at this step; of that one the rows that are worth their cost where rows are
+dear. Point masses, so sampled text keeps the target's law.
 Source: Cai et al. 2024 (arXiv 2401.10774).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -15,14 +17,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spec_edge.models.contract import BadUsage
+from spec_edge.runtime.costs import CostCurve
 from spec_edge.runtime.draft import EMPTY, ROOT, UNREAD, Context, Draft, Output, Verdict
 from spec_edge.runtime.drafters.options import DrafterOptions
+from spec_edge.runtime.pace import Pace, of_head
 from spec_edge.runtime.sessions.medusa import Candidates, Heads
 from spec_edge.runtime.trees import Ranks, by_levels, fitting, grown, parents
 from spec_edge.runtime.trie import Scores
+from spec_edge.runtime.worth import worth
 
 NAME = "medusa"
-READS = ("network", "paths", "tree", "draft_tokens", "draft_confidence")
+READS = ("network", "paths", "tree", "draft_tokens", "draft_confidence", "cost")
 
 ACCURACY = (
     (0.560, 0.672, 0.727, 0.760, 0.780),
@@ -32,6 +37,9 @@ ACCURACY = (
     (0.118, 0.187, 0.235, 0.272, 0.300),
 )
 """How often the target's token is among a head's best 1 to 5, as published for Vicuna-7B (medusa_acc.csv)."""
+
+MOST_ROWS = 16
+"""Of a tree whose rows are dear."""
 
 FURTHER = 0.7
 """Of each rank past the known ones, as a share of the rank before it."""
@@ -48,6 +56,23 @@ class Medusa:
         self._hidden: NDArray[np.float32] | None = None
         self._found: Candidates | None = None
         self._trees: dict[int, tuple[tuple[Ranks, ...], tuple[int, ...]]] = {}
+        self._pace = of_head(options, NAME)
+
+    @property
+    def seconds(self) -> float | None:
+        """Of a run of the heads, where costs choose the rows, so that no policy has to. None: they do not."""
+        return None if self._pace is None else self._pace.step
+
+    def promises(self, cost: CostCurve, most: int) -> float:
+        """Gain over plain decoding that a draft promises before there is one."""
+        if self._pace is None:
+            return 1.0
+        levels = min(most, self._session.heads)
+        return worth([self._pace.next**depth for depth in range(1, levels + 1)], cost, self._pace.step)[1]
+
+    def spent(self, draft: Draft) -> float:
+        """Seconds that drafting took."""
+        return (self.seconds or 0.0) if len(draft) else 0.0
 
     def start(self, prompt: Sequence[int], read: Output = UNREAD) -> None:  # noqa: ARG002
         """The prompt's last row predicts what follows the first new token."""
@@ -60,12 +85,12 @@ class Medusa:
     def propose_scored(self, context: Context, width: int) -> tuple[Draft, Scores]:  # noqa: ARG002
         """The tree, and the probability that the heads give each row's path."""
         nodes = min(width - 1, self._options.draft_tokens or width)
-        if self._hidden is None or nodes < 1:
+        if self._hidden is None or nodes < 1 or (self._pace and self.promises(self._pace.cost, nodes) <= 1):
             return EMPTY, []
         if self._found is None:
             self._found = self._session.run(self._hidden)
         ids, logs = self._found
-        paths, above = self._tree(nodes, logs)
+        paths, above = self._tree(nodes, logs) if self._pace is None else self._worth(self._pace, nodes, logs)
         tokens = [int(ids[len(path) - 1, path[-1]]) for path in paths]
         reach = [0.0] * len(paths)
         for i, (path, parent) in enumerate(zip(paths, above, strict=True)):
@@ -87,6 +112,14 @@ class Medusa:
             paths = fitting(self._static(nodes), levels, ranks, nodes)
             self._trees[nodes] = paths, parents(paths)
         return self._trees[nodes]
+
+    def _worth(self, pace: Pace, nodes: int, logs: NDArray[np.float32]) -> tuple[tuple[Ranks, ...], tuple[int, ...]]:
+        """Of the tree that the heads think likeliest at this step, the rows that are worth running."""
+        levels, ranks = self._session.heads, self._session.top
+        best = grown(np.exp(logs).tolist(), min(nodes, MOST_ROWS))
+        reach = [math.exp(sum(float(logs[level, rank]) for level, rank in enumerate(path))) for path in best]
+        paths = fitting(best[: worth(reach, pace.cost, pace.step)[0]], levels, ranks, nodes)
+        return paths, parents(paths)
 
     def _static(self, nodes: int) -> tuple[Ranks, ...]:
         if self._options.paths is not None:

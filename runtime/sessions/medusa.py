@@ -7,6 +7,7 @@ graph with float32 activations serves where fused graphs run, elsewhere the one 
 from __future__ import annotations
 
 from collections.abc import Callable
+from time import perf_counter
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from spec_edge.models.contract import DrafterFact, SpecError
 from spec_edge.runtime.bundle import Bundle
+from spec_edge.runtime.costs import run_seconds
 from spec_edge.runtime.providers.provider import Opener, Provider
 from spec_edge.runtime.sessions.chain import Chain
 
@@ -63,6 +65,10 @@ class MedusaSession:
         self._call()
         return self._arrays["top_ids"][0], self._arrays["top_logprobs"][0]
 
+    def step_seconds(self, width: int, clock: Callable[[], float] = perf_counter) -> float:
+        """Median time of a run. width: H."""
+        return _timed(self, width, clock)
+
     def close(self) -> None:
         self._call = None
         self._opened.close()
@@ -78,8 +84,17 @@ class FailoverHeads:
     def run(self, hidden: NDArray[np.float32]) -> Candidates:
         return self._chain.run(None, lambda heads: heads.run(hidden), lambda _: None)
 
+    def step_seconds(self, width: int, clock: Callable[[], float] = perf_counter) -> float:
+        """Median time of a run. width: H."""
+        return _timed(self, width, clock)
+
     def close(self) -> None:
         self._chain.close()
+
+
+def _timed(heads: Heads, width: int, clock: Callable[[], float]) -> float:
+    hidden = np.zeros(width, np.float32)
+    return run_seconds(lambda: heads.run(hidden), lambda: None, clock)
 
 
 def failover(bundle: Bundle, chain: Chain[Heads]) -> Heads:  # noqa: ARG001

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from spec_edge.models.contract import BadUsage
+from spec_edge.runtime.costs import CostCurve
 from spec_edge.runtime.draft import UNREAD, Context, Draft, Output, Verdict
 from spec_edge.runtime.drafters import medusa, plain, prompt_lookup
 from spec_edge.runtime.drafters.options import DrafterOptions
@@ -247,3 +248,30 @@ def test_order_of_rows_is_the_published_one() -> None:
     """Sorted by length, then by ranks, as Medusa's buffers are."""
     paths = fitting(paths_of("mc_sim_7b_63"), 5, 10, 63)
     assert list(paths) == sorted(paths_of("mc_sim_7b_63"), key=lambda p: (len(p), p))
+
+
+TILES = CostCurve((1, 2, 3, 4, 5, 6, 8, 16), (1.0, 1.1, 1.2, 1.3, 1.9, 2.0, 2.4, 4.2))
+
+
+@pytest.mark.parametrize("step", [0.0, 0.1, 0.4])
+def test_where_rows_are_dear_a_tree_has_those_that_are_worth_it(step: float) -> None:
+    """Of all trees of the best paths, the one with the most tokens a second; the text stays the target's."""
+    drafter = made(random_answers, cost=TILES, network_seconds={"medusa": step})
+    drafter.start((1, 2, 3), Output(np.zeros((1, 4)), np.zeros((1, 8), np.float32)))
+    draft, scores = drafter.propose_scored(Context((1, 2, 3), np.random.default_rng(0)), 17)
+    free = made(random_answers, tree=())
+    free.start((1, 2, 3), Output(np.zeros((1, 4)), np.zeros((1, 8), np.float32)))
+    chances = sorted(free.propose_scored(Context((1, 2, 3), np.random.default_rng(0)), 17)[1], reverse=True)
+    gains = [(1 + sum(chances[:n])) / (TILES.at(1 + n) + step) for n in range(len(chances) + 1)]
+    assert sorted(scores, reverse=True) == pytest.approx(chances[: int(np.argmax(gains))])
+    assert drafter.seconds == step and drafter.spent(draft) == (step if len(draft) else 0.0)
+    assert text(drafter).tokens == text(made(random_answers, tree=())).tokens
+
+
+def test_dear_heads_are_not_asked_and_cheap_rows_make_whole_trees() -> None:
+    heads = Heads(random_answers)
+    dear = made(random_answers, heads, cost=TILES, network_seconds={"medusa": 9.0})
+    dear.start((1, 2, 3), Output(np.zeros((1, 4)), np.zeros((1, 8), np.float32)))
+    assert not len(dear.propose(Context((1, 2, 3), np.random.default_rng(0)), 17)) and not heads.runs
+    for more in ({"cost": CostCurve((1, 16), (1.0, 1.2))}, {"cost": TILES, "draft_tokens": 4}):
+        assert made(random_answers, network_seconds={"medusa": 0.1}, **more).seconds is None

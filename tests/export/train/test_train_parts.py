@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 from spec_edge.export.train.fit import FLOOR, batches, schedule  # noqa: E402
 from spec_edge.export.train.kinds import conversations, passages  # noqa: E402
 from spec_edge.export.train.measure import acceptance, steps  # noqa: E402
-from spec_edge.export.train.prompts import read_prompts  # noqa: E402
+from spec_edge.export.train.prompts import licences, read_prompts  # noqa: E402
 from spec_edge.export.train.store import Place  # noqa: E402
 
 
@@ -53,6 +53,17 @@ def test_prompts_are_read_from_lines_of_several_kinds(tmp_path: Path) -> None:
     (tmp_path / "p.txt").write_text("one\n\n two \n")
     assert read_prompts(tmp_path / "p.jsonl") == [("one",), ("two",), ("a",)]
     assert read_prompts(tmp_path / "p.txt") == [("one",), ("two",)]
+
+
+def test_licences_are_counted_where_lines_say_them(tmp_path: Path) -> None:
+    rows = [{"prompt": "a", "source": "s", "license": "MIT"}] * 2 + [
+        {"prompt": "b", "source": "t", "license": "CC0"},
+        {"prompt": "c"},
+    ]
+    (tmp_path / "p.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    (tmp_path / "p.txt").write_text("one")
+    assert list(licences(tmp_path / "p.jsonl").items()) == [(("s", "MIT"), 2), (("t", "CC0"), 1)]
+    assert licences(tmp_path / "p.txt") == {}
 
 
 def test_the_rate_rises_and_falls() -> None:

@@ -35,6 +35,9 @@ def test_heads_that_were_trained_draft_far_above_chance(
     tokens, last = made["state"]["curve"][-1]
     assert last["length"] > least > CHANCE and tokens > 4 * made["answer_tokens"]
     assert list(last["depth"]) == sorted(last["depth"], reverse=True)
+    card = (tmp_path / "heads" / "README.md").read_text("utf-8")
+    assert f"spec-export train {kind} target -o heads --prompts prompts.txt --passes 5" in card
+    assert str(tmp_path) not in card and f"| {tokens} |" in card
     bundle = bench.bundle(learnable, tmp_path / "bundle", f"--{kind}", tmp_path / "heads")
     with load(bundle) as llm:
         options_ = {"max_new_tokens": 60, "chat": False}
