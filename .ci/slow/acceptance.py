@@ -6,13 +6,15 @@ once and kept in the --texts file. Methods that read only the text (prompt-looku
 against it without the model; the others run the engine over one prefill per question. `lookahead@generation` is
 lookahead whose pool begins empty instead of with the prompt, `prompt-lookup@2` needs two equal tokens. `oracle` is
 the best proposal that the text so far can give: the longest run of coming tokens that followed an earlier occurrence
-of the last token.
+of the last token. Heads of the bundle are members too: `eagle`, `medusa`, `suffix+eagle` make trees for the width,
+`eagle@4` chains of four tokens whatever their confidence.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -25,12 +27,13 @@ from spec_edge.runtime.drafters.options import DrafterOptions
 from spec_edge.runtime.engine import Engine, Limits
 from spec_edge.runtime.hybrid import create
 from spec_edge.runtime.protocols import Drafter
-from spec_edge.runtime.sampling import Sampling
+from spec_edge.runtime.sampling import Sampler, Sampling
 
 METHODS = (
     "prompt-lookup@2,prompt-lookup,suffix,suffix+prompt-lookup,oracle,lookahead@generation,lookahead,"
     "lookahead+prompt-lookup,lookahead+suffix"
 )
+HEADS = ("eagle", "medusa")
 OFFLINE = {"plain", "prompt-lookup", "suffix"}
 RNG = np.random.default_rng(0)
 Text = dict[str, list[int]]
@@ -40,11 +43,21 @@ Counts = dict[tuple[str, int, str], list[tuple[int, int]]]
 """(method, width, task) -> (tokens, steps) of each question."""
 
 
-def drafter(method: str, mode: str) -> Drafter:
-    """A method's drafter; what stands behind an `@` as in the module's docstring."""
+def drafter(method: str, mode: str, llm: LLM | None = None) -> Drafter:
+    """A method's drafter; what stands behind an `@` as in the module's docstring. llm: of the heads."""
     name, _, variant = method.partition("@")
-    shortest = int(variant) if variant.isdecimal() else None
-    return create(name, DrafterOptions(min_ngram=shortest, lookahead_prompt=variant != "generation", hybrid=mode))
+    number, heads = (int(variant) if variant.isdecimal() else None), heads_of(method)
+    options = DrafterOptions(lookahead_prompt=variant != "generation", hybrid=mode)
+    if llm is None or not heads:
+        return create(name, replace(options, min_ngram=number))
+    facts = llm.bundle.manifest.text
+    sampler, confidence = Sampler(Sampling(), facts.eos_ids, facts.tokens), 0.0 if number else None
+    options = replace(options, sampler=sampler, networks=llm._networks.open(heads))
+    return create(name, replace(options, draft_tokens=number, confidence=confidence))
+
+
+def heads_of(method: str) -> list[str]:
+    return [name for name in method.partition("@")[0].split("+") if name in HEADS]
 
 
 def plain_text(llm: LLM, prompt: str, tokens: int) -> Text:
@@ -102,11 +115,12 @@ def replayed(text: Text, method: str, width: int, mode: str) -> tuple[int, int]:
 
 
 def run(llm: LLM, text: Text, method: str, width: int, tokens: int, mode: str) -> tuple[int, int]:
-    """With it; the session has just read the same prompt."""
-    engine = Engine(llm.session, drafter(method, mode), Sampling(), limits(llm, tokens, width))
-    engine.ids = list(text["prompt"])
-    llm.session.truncate(min(llm.session.length, len(text["prompt"])))
-    for _ in engine.generate(text["prompt"], reuse=True):
+    """With it; the session has just read the same prompt, which heads need to see read."""
+    engine = Engine(llm.session, drafter(method, mode, llm), Sampling(), limits(llm, tokens, width))
+    known = not heads_of(method)
+    engine.ids = list(text["prompt"]) if known else []
+    llm.session.truncate(min(llm.session.length, len(text["prompt"])) if known else 0)
+    for _ in engine.generate(text["prompt"], reuse=known):
         pass
     return len(engine.ids) - len(text["prompt"]) - 1, engine.stats.steps
 
