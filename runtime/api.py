@@ -213,7 +213,7 @@ class LLM:
         cost = None if drafts and draft is None else self._cost(options, modules, sampling)
         step = None if draft is None else self._draft_seconds(cost)
         networks = self._networks.open(request.networks(options, modules))
-        runs = {} if cost is None else self._curves.runs(self.bundle, networks)
+        runs = {} if cost is None or options.width is not None else self._curves.runs(self.bundle, networks)
         told = replace(request.drafting(options), cost=cost, draft=draft, draft_seconds=step, pool=pool)
         drafter = self._drafter(options, sampling, replace(told, networks=networks, network_seconds=runs))
         limits = request.limits(options, self.bundle.manifest.text)
