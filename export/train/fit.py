@@ -57,12 +57,17 @@ class Settings:
 
 @dataclass
 class State:
-    """Where a run is. curve: (answer tokens trained on, acceptance by depth) of each measurement."""
+    """Where a run is.
+
+    files  of texts that it trains on: what was written later is another run's
+    curve  (answer tokens trained on, acceptance by depth) of each measurement
+    """
 
     step: int = 0
     tokens: int = 0
     seconds: float = 0.0
     loss: float = 0.0
+    files: int = 0
     curve: list[tuple[int, Acceptance]] = field(default_factory=list)
 
 

@@ -87,16 +87,17 @@ def train(options: TrainOptions, progress: Stages) -> Trained:
     began = time.monotonic()
     torch.manual_seed(options.seed)
     with staged(options.output, options.replace) as work:
-        ready = _prepare(options, progress, began)
-        head = _head(options, ready)
         folder = options.cache / options.name
         state = resumed(folder) if options.resume else State()
+        ready = _prepare(options, progress, began, state)
+        head = _head(options, ready)
         state = _fit(options, ready, head, folder, state, progress)
         publish(work, *_published(options, ready, head), card(options, ready.checkpoint, ready.places, state))
     return Trained(str(options.output), options.name, sum(p.answer for p in ready.places), state)
 
 
-def _prepare(options: TrainOptions, progress: Stages, began: float) -> Prepared:
+def _prepare(options: TrainOptions, progress: Stages, began: float, state: State) -> Prepared:
+    """Sets how many files of texts the run trains on, if it begins here."""
     checkpoint = open_checkpoint(resolve(options.model))
     weights = _as_deployed(checkpoint, options.precision)
     taps = chosen_taps(checkpoint.config.layers)
@@ -106,9 +107,10 @@ def _prepare(options: TrainOptions, progress: Stages, began: float) -> Prepared:
     target = Target(checkpoint.config, weights, taps, options.device)
     shards = Shards(options.cache / "texts", f"{checkpoint.source.sha256} {options.precision} {taps} {stamp}")
     shards.prepare()
-    if not (options.resume and resumed(options.cache / options.name).step):  # it goes on with the texts that it had
+    if not state.step:  # else it goes on with the texts that it had
         _generate(options, checkpoint, target, given, shards, progress, began)
-    places = shards.index(shards.numbers())
+        state.files = len(shards.numbers())
+    places = shards.index(shards.numbers()[: state.files or None])
     held = [p for p in places[:: HELD if len(places) > 2 * HELD else 4] if p.answer > 8]
     held = ([p for p in held if p.greedy] or held)[:MOST_HELD]
     apart = {(p.number, p.text) for p in held}

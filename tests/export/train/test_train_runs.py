@@ -55,6 +55,22 @@ def test_the_first_form_of_eagle_trains_too(
     bench.bundle(learnable, tmp_path / "bundle", "--eagle", tmp_path / "heads")
 
 
+def test_a_run_goes_on_with_the_texts_that_it_had(
+    bench: Any, learnable: Path, options: tuple[object, ...], tmp_path: Path
+) -> None:
+    """Other heads share the answers and may have asked for more of them in between: other ids would then be the most
+    frequent ones."""
+    cache = tmp_path / "cache"
+    own = (*options, "--cache", cache, "--passes", 2, "--draft-vocab", 40)
+    trained(bench, "eagle", learnable, tmp_path / "whole", *own)
+    more = (*own, "--tokens", 15_000, "--passes", 1)
+    trained(bench, "medusa", learnable, tmp_path / "other", *more)
+    trained(bench, "eagle", learnable, tmp_path / "again", *own, "--resume")
+    first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "again"))
+    assert len(list((cache / "texts").glob("0*.safetensors"))) > 1
+    assert all(np.array_equal(first[name], second[name]) for name in first)
+
+
 def test_a_killed_run_ends_as_one_that_was_not(
     bench: Any, learnable: Path, options: tuple[object, ...], tmp_path: Path
 ) -> None:
