@@ -22,6 +22,10 @@ HEADS = 0.5
 FLAT = 1.5
 """Where 16 rows cost less than this many single ones, rows are cheap: trees may be wide."""
 
+START, HOPED, FADES, SELDOM = 4.0, 1.1, 0.95, 15
+"""Plain steps that a ledger begins with, and the tokens that they are taken to have made, each; what a step leaves of
+the older ones; steps from one question to the next where asking does not pay."""
+
 AHEAD = 4
 """Rows that a step of the cost curve may have."""
 
@@ -59,6 +63,32 @@ def of_head(options: DrafterOptions, name: str) -> Pace | None:
     if said or not o.sampler.options.greedy or step is None or o.cost is None:
         return None
     return Pace(o.cost, step, 0.0, next=HEADS) if o.cost.at(16) > FLAT * o.cost.at(1) else None
+
+
+class Ledger:
+    """Whether asking a head has paid in this text: tokens of the steps for which it was asked, against the plain steps
+    that their time, by the cost curve, would have made. Where it has not, it is asked now and then."""
+
+    def __init__(self, cost: CostCurve) -> None:
+        self._cost = cost
+        self.start()
+
+    def start(self) -> None:
+        """A new text."""
+        self._made, self._plain, self._passed = START * HOPED, START, 0
+
+    def asks(self) -> bool:
+        """Called once a step that could ask."""
+        if self._made >= self._plain or self._passed == SELDOM:
+            self._passed = 0
+            return True
+        self._passed += 1
+        return False
+
+    def learn(self, tokens: int, rows: int, spent: float) -> None:
+        """A step for which it was asked. rows: of its verify run; spent: seconds of drafting."""
+        plain = (self._cost.at(rows) + spent) / self._cost.at(1)
+        self._made, self._plain = self._made * FADES + tokens, self._plain * FADES + plain
 
 
 @dataclass(frozen=True)

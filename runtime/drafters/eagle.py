@@ -25,7 +25,7 @@ from spec_edge.runtime.eagle_model import EagleModel
 from spec_edge.runtime.eagle_rows import F32, Level, Rows
 from spec_edge.runtime.eagle_tree import dynamic, static
 from spec_edge.runtime.law import Law, likeliest
-from spec_edge.runtime.pace import Confidence, Pace, of_head
+from spec_edge.runtime.pace import Confidence, Ledger, Pace, of_head
 from spec_edge.runtime.processors import Past
 from spec_edge.runtime.providers.provider import ProviderFailed
 from spec_edge.runtime.sampling import Sampler
@@ -85,6 +85,8 @@ class Eagle:
         self._sampler, self._drawing = options.sampler, not options.sampler.options.greedy
         self._least = CONFIDENCE if options.confidence is None else options.confidence
         self._pace = of_head(options, NAME)
+        self._ledger = None if self._pace is None else Ledger(self._pace.cost)
+        self._spent: float | None = None
         self._laws = DrawnLaws(options.draft_tokens or DRAFT_TOKENS, model.tokens)
         # By this law trees are ranked: penalties stay, nothing is cut.
         whole = replace(options.sampler.options, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
@@ -107,11 +109,16 @@ class Eagle:
         return len(draft.levels) * (self.seconds or 0.0)
 
     def start(self, prompt: Sequence[int], read: Output = UNREAD) -> None:
-        self._prompt = len(prompt)
+        self._prompt, self._spent = len(prompt), None
+        if self._ledger is not None:
+            self._ledger.start()
         self._model.begin(prompt, self._features(read))
 
-    def observe(self, verdict: Verdict, draft: Draft, output: Output) -> None:  # noqa: ARG002
+    def observe(self, verdict: Verdict, draft: Draft, output: Output) -> None:
         """Keep the true features of what was accepted, whoever drafted it."""
+        if self._ledger is not None and self._spent is not None:
+            self._ledger.learn(len(verdict.tokens), 1 + len(draft), self._spent)
+            self._spent = None
         features = self._features(output)
         if features is not None:
             self._model.observe(features[list(verdict.rows)], verdict.tokens)
@@ -123,7 +130,7 @@ class Eagle:
     def propose_scored(self, context: Context, width: int) -> tuple[Draft, Scores]:
         """The draft, and the probability that the drafter gives each row's path."""
         pace = self._pace
-        if width < 2 or (pace is not None and self.promises(pace.cost, width - 1) <= 1):
+        if width < 2 or not self._asked(width):
             return EMPTY, []
         if (level := self._model.follow(context.ids)) is None:
             return EMPTY, []
@@ -138,6 +145,12 @@ class Eagle:
         except FloatingPointError as error:
             raise ProviderFailed(f"EAGLE drafter: {error}; it computes garbage, try another precision of it") from None
 
+    def _asked(self, width: int) -> bool:
+        """Whether a draft is expected to pay, before there is one."""
+        if self._pace is None or self._ledger is None:
+            return True
+        return self.promises(self._pace.cost, width - 1) > 1 and self._ledger.asks()
+
     def _comb(self, pace: Pace, level: Level, total: int) -> tuple[Draft, Scores]:
         """A chain, as long as a further run pays; of its tokens and their siblings the rows that are worth running."""
         chain, nodes, parent, reach = _Chain(self._model.rows, level), list[Node](), ROOT, 0.0
@@ -150,8 +163,8 @@ class Eagle:
                 break
             level = chain.extend(token)
         best = best_nodes(nodes, total)
-        runs = len(chain.tokens) + 1
-        rows = worth([math.exp(nodes[i].reach) for i in best], pace.cost, runs * pace.step)[0]
+        self._spent = (len(chain.tokens) + 1) * pace.step
+        rows = worth([math.exp(nodes[i].reach) for i in best], pace.cost, self._spent)[0]
         return as_draft(nodes, sorted(best[:rows]))
 
     def _features(self, output: Output) -> F32 | None:

@@ -20,7 +20,7 @@ from spec_edge.models.contract import BadUsage
 from spec_edge.runtime.costs import CostCurve
 from spec_edge.runtime.draft import EMPTY, ROOT, UNREAD, Context, Draft, Output, Verdict
 from spec_edge.runtime.drafters.options import DrafterOptions
-from spec_edge.runtime.pace import Pace, of_head
+from spec_edge.runtime.pace import Ledger, Pace, of_head
 from spec_edge.runtime.sessions.medusa import Candidates, Heads
 from spec_edge.runtime.trees import Ranks, by_levels, fitting, grown, parents
 from spec_edge.runtime.trie import Scores
@@ -57,6 +57,8 @@ class Medusa:
         self._found: Candidates | None = None
         self._trees: dict[int, tuple[tuple[Ranks, ...], tuple[int, ...]]] = {}
         self._pace = of_head(options, NAME)
+        self._ledger = None if self._pace is None else Ledger(self._pace.cost)
+        self._spent: float | None = None
 
     @property
     def seconds(self) -> float | None:
@@ -76,7 +78,9 @@ class Medusa:
 
     def start(self, prompt: Sequence[int], read: Output = UNREAD) -> None:  # noqa: ARG002
         """The prompt's last row predicts what follows the first new token."""
-        self._found = None
+        self._found = self._spent = None
+        if self._ledger is not None:
+            self._ledger.start()
         self._hidden = None if read.hidden is None else read.hidden[-1].copy()
 
     def propose(self, context: Context, width: int) -> Draft:
@@ -85,7 +89,7 @@ class Medusa:
     def propose_scored(self, context: Context, width: int) -> tuple[Draft, Scores]:  # noqa: ARG002
         """The tree, and the probability that the heads give each row's path."""
         nodes = min(width - 1, self._options.draft_tokens or width)
-        if self._hidden is None or nodes < 1 or (self._pace and self.promises(self._pace.cost, nodes) <= 1):
+        if self._hidden is None or nodes < 1 or not self._asked(nodes):
             return EMPTY, []
         if self._found is None:
             self._found = self._session.run(self._hidden)
@@ -97,8 +101,11 @@ class Medusa:
             reach[i] = (reach[parent] if parent != ROOT else 0.0) + float(logs[len(path) - 1, path[-1]])
         return _likely(Draft(tuple(tokens), above, (True,) * len(tokens)), np.exp(reach), self._options.confidence)
 
-    def observe(self, verdict: Verdict, draft: Draft, output: Output) -> None:  # noqa: ARG002
+    def observe(self, verdict: Verdict, draft: Draft, output: Output) -> None:
         """The row that gave the pending token, whoever drafted."""
+        if self._ledger is not None and self._spent is not None:
+            self._ledger.learn(len(verdict.tokens), 1 + len(draft), self._spent)
+            self._spent = None
         self._found = None
         self._hidden = None if output.hidden is None else output.hidden[verdict.rows[-1]].copy()
 
@@ -113,9 +120,15 @@ class Medusa:
             self._trees[nodes] = paths, parents(paths)
         return self._trees[nodes]
 
+    def _asked(self, nodes: int) -> bool:
+        """Whether a draft is expected to pay, before there is one."""
+        if self._pace is None or self._ledger is None:
+            return True
+        return self.promises(self._pace.cost, nodes) > 1 and self._ledger.asks()
+
     def _worth(self, pace: Pace, nodes: int, logs: NDArray[np.float32]) -> tuple[tuple[Ranks, ...], tuple[int, ...]]:
         """Of the tree that the heads think likeliest at this step, the rows that are worth running."""
-        levels, ranks = self._session.heads, self._session.top
+        levels, ranks, self._spent = self._session.heads, self._session.top, pace.step
         best = grown(np.exp(logs).tolist(), min(nodes, MOST_ROWS))
         reach = [math.exp(sum(float(logs[level, rank]) for level, rank in enumerate(path))) for path in best]
         paths = fitting(best[: worth(reach, pace.cost, pace.step)[0]], levels, ranks, nodes)

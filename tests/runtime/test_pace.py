@@ -12,7 +12,7 @@ from spec_edge.runtime.draft_model import DraftModel
 from spec_edge.runtime.drafted import greedy_chain
 from spec_edge.runtime.drafters import draft as drafting
 from spec_edge.runtime.drafters.options import DrafterOptions
-from spec_edge.runtime.pace import Confidence, Pace
+from spec_edge.runtime.pace import Confidence, Ledger, Pace
 from spec_edge.runtime.policy import Adaptive
 from spec_edge.runtime.sampling import generator
 from spec_edge.runtime.sessions.toy import ToySession
@@ -56,6 +56,23 @@ def test_levels_that_cost_something_make_short_drafts() -> None:
     for _ in range(50):
         busy.observe(Draft.chain([1] * 7), Verdict(tuple(range(7)), (1,) * 8))
     assert busy.rows(0, 8) == 4  # seven sure tokens would take a second tile and four more runs
+
+
+def test_a_ledger_asks_while_it_pays_and_now_and_then_where_it_does_not() -> None:
+    paying, losing = Ledger(TILES), Ledger(TILES)
+    for _ in range(60):
+        paying.learn(2, 3, 0.1)  # two tokens in 1.3 plain steps
+        losing.learn(1, 3, 0.1)
+    assert all(paying.asks() for _ in range(40))
+    assert [losing.asks() for _ in range(33)].count(True) == 2
+    losing.start()
+    assert losing.asks()  # another text
+    for _ in range(3):
+        losing.learn(1, 3, 0.1)
+    assert not losing.asks()
+    for _ in range(20):
+        losing.learn(3, 3, 0.1)
+    assert losing.asks()
 
 
 class Counting(ToySession):
