@@ -6,11 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
+from hypothesis import strategies as st
 
 settings.register_profile("no clock", deadline=None)
 settings.load_profile("no clock")  # how long an example takes is the machine's, never a pass mark
@@ -87,3 +90,38 @@ def native_kernels() -> None:
     if not any(shutil.which(name) for name in ("cc", "gcc", "clang", "cl")):
         pytest.skip("none of cc, gcc, clang and cl is on PATH, so that nothing can have built the native kernels here")
     library()
+
+
+def _mangled(data: st.DataObject, found: Any, tensors: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    nodes, tensors = list(found), dict(tensors)
+    names = sorted({n for node in nodes for n in (*node.inputs, *node.outputs)} | tensors.keys())
+    for _ in range(data.draw(st.integers(1, 3))):
+        i = data.draw(st.integers(0, len(nodes) - 1))
+        node = nodes[i]
+        texts = st.lists(st.sampled_from(names), max_size=12).map(tuple)
+        how = data.draw(st.sampled_from(["inputs", "outputs", "one input", "numbers", "kind", "swap", "shape"]))
+        if how in ("inputs", "outputs"):
+            nodes[i] = replace(node, **{how: data.draw(texts)})
+        elif how == "one input":
+            at, other = data.draw(st.integers(0, 12)), data.draw(st.sampled_from(names))
+            nodes[i] = replace(node, inputs=tuple(other if j == at else n for j, n in enumerate(node.inputs)))
+        elif how == "numbers":
+            key = data.draw(st.sampled_from([*node.numbers, "axis", "K", "N", "bits", "block_size", "num_heads"]))
+            nodes[i] = replace(node, numbers={**node.numbers, key: data.draw(st.integers(-(1 << 40), 1 << 40))})
+        elif how == "kind":
+            nodes[i] = replace(node, kind=data.draw(st.sampled_from([n.kind for n in nodes])))
+        elif how == "swap":
+            j = data.draw(st.integers(0, len(nodes) - 1))
+            nodes[i], nodes[j] = nodes[j], nodes[i]
+        else:
+            name = data.draw(st.sampled_from(sorted(tensors)))
+            shape = tuple(data.draw(st.lists(st.integers(-3, 1 << 33), max_size=4)))
+            tensors[name] = replace(tensors[name], shape=shape)
+    return nodes, tensors
+
+
+@pytest.fixture(scope="session")
+def mangle() -> Callable[..., tuple[list[Any], dict[str, Any]]]:
+    """(data, nodes, constants) of a graph -> the same with up to three changes that nobody would export: nodes lose,
+    gain and swap inputs, outputs and numbers; constants change shape."""
+    return _mangled

@@ -17,7 +17,8 @@ from spec_edge.runtime.sessions.choose import open_session
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("native_kernels")]
 NEW_TOKENS, WIDTHS = 48, (3, 8, 16)
-METHODS = ("auto", "prompt-lookup", "suffix", "lookahead", "draft", "suffix+draft", "lookahead+prompt-lookup")
+HEADS = ("eagle", "medusa", "suffix+eagle", "suffix+medusa")
+METHODS = (*HEADS, "auto", "prompt-lookup", "suffix", "lookahead", "draft", "suffix+draft", "lookahead+prompt-lookup")
 PROMPTS = (
     "Repeat after me, three times: the quick brown fox jumps over the lazy dog.",
     "What is 17 times 23? Show the steps.",
@@ -38,7 +39,10 @@ def _text(llm: LLM, ids: list[int], **options: object) -> list[int]:
 
 def test_it_is_what_the_default_bundle_runs_on(llm: LLM) -> None:
     assert llm.provider == "native" and not llm.notes
-    assert {row.provider for row in llm.placement() if row.network == "target"} == {"native"}
+    llm.engine(Options(method="eagle"))
+    llm.engine(Options(method="medusa"))
+    found = {row.network: row.provider for row in llm.placement()}
+    assert {found[name] for name in ("target", "eagle", "medusa")} == {"native"}
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)

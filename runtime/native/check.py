@@ -16,11 +16,14 @@ from spec_edge.runtime.native.mirror import (
     JOIN,
     MATMUL,
     MOST,
+    MOST_BEST,
     NONE,
     NORM,
     QUANTISE,
     ROPE,
+    SPREAD,
     SWIGLU,
+    TOP,
     WIDEST_HEAD,
 )
 from spec_edge.runtime.native.program import Buffer, Heads, Linear, Program, Step
@@ -187,6 +190,22 @@ def _join(has: _Buffers, step: Step, tensors: Tensors) -> None:  # noqa: ARG001
     _ensure(fits and has.need(0).width == step.width, "rows do not fit side by side")
 
 
+def _spread(has: _Buffers, step: Step, tensors: Tensors) -> None:  # noqa: ARG001
+    x = has.need(1)
+    _ensure(x.width % LANES == 0 and has.need(0).width % x.width == 0, "a row does not fall into heads")
+    has.same(x.width, True, has.f(2), has.q(0))
+
+
+def _top(has: _Buffers, step: Step, tensors: Tensors) -> None:
+    logits = has.f(0)
+    _ensure(logits is not None and 0 < step.width <= min(MOST_BEST, logits.width), f"a law's best {step.width}")
+    if logits is not None:
+        has.same(step.width, logits.asked, has.f(1), has.f(2))
+        _ensure(has.f(1) is not None and has.f(2) is not None, "a law's best goes nowhere")
+        if step.ids:
+            _constant(tensors, step.ids, "int32", logits.width)
+
+
 CHECKS: Mapping[int, Callable[[_Buffers, Step, Tensors], None]] = {
     EMBED: _embed,
     NORM: _norm,
@@ -197,6 +216,8 @@ CHECKS: Mapping[int, Callable[[_Buffers, Step, Tensors], None]] = {
     ROPE: _rope,
     ATTEND: _attend,
     JOIN: _join,
+    SPREAD: _spread,
+    TOP: _top,
 }
 
 WRITES: Mapping[int, tuple[tuple[int, ...], tuple[int, ...]]] = {
@@ -209,12 +230,14 @@ WRITES: Mapping[int, tuple[tuple[int, ...], tuple[int, ...]]] = {
     ROPE: ((), ()),
     ATTEND: ((1,), (0,)),
     JOIN: ((1,), ()),
+    SPREAD: ((2,), (0,)),
+    TOP: ((1, 2), ()),
 }
 """Which float and which quantised buffers a stage writes; it reads its others."""
 
 
 def _written_first(program: Program) -> None:
-    written: tuple[set[int], set[int]] = (set(), set())
+    written: tuple[set[int], set[int]] = ({i for i, b in enumerate(program.floats) if b.input}, set())
     for step in program.steps:
         for there, numbers, writes in zip(written, (step.f, step.q), WRITES[step.kind], strict=True):
             read = [b for i, b in enumerate(numbers) if b != NONE and i not in writes]
@@ -223,16 +246,17 @@ def _written_first(program: Program) -> None:
 
 
 def _outputs(program: Program, graph: GraphSpec) -> None:
-    """Each output leaves a buffer of its own width, and only logits have the asked rows."""
+    """Each output leaves a buffer of its own width: S rows of it, the R that are asked for, or as many as heads."""
     made = {b.output: b for b in program.floats if b.output}
     for tensor in graph.outputs:
         if tensor.name.startswith("present_"):
             continue
         buffer = made.get(tensor.name)
-        fits = buffer is not None and _leaves(buffer, tensor)
+        fits = buffer is not None and _leaves(buffer, tensor, program.spread)
         _ensure(fits, f"the output '{tensor.name}' is not what the kernels would write")
 
 
-def _leaves(buffer: Buffer, tensor: TensorSpec) -> bool:
-    rows = "R" if tensor.name == "logits" else "S"
-    return tensor.dtype == "float32" and tensor.shape == (1, rows, buffer.width) and buffer.asked == (rows == "R")
+def _leaves(buffer: Buffer, tensor: TensorSpec, spread: int) -> bool:
+    rows = (spread or "R") if buffer.asked else "S"
+    dtype = "int32" if buffer.whole else "float32"
+    return (tensor.dtype, tensor.shape) == (dtype, (1, rows, buffer.width))

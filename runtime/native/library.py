@@ -74,7 +74,7 @@ def unfit() -> str:
 def _declare(found: ctypes.CDLL) -> None:
     pointer, number = ctypes.c_void_p, ctypes.c_int
     found.native_pool.restype = pointer
-    found.native_pool.argtypes = [number, number]
+    found.native_pool.argtypes = [number]
     found.native_free.restype = None
     found.native_free.argtypes = [pointer]
     found.native_threads.argtypes = [pointer]
@@ -84,6 +84,8 @@ def _declare(found: ctypes.CDLL) -> None:
     found.native_product.argtypes = [ctypes.POINTER(Matrix), ctypes.POINTER(Quantised), number, pointer, number]
     found.native_quantise.restype = None
     found.native_quantise.argtypes = [pointer, ctypes.POINTER(Quantised), number]
+    found.native_top.restype = None
+    found.native_top.argtypes = [pointer, number, pointer, number, *[pointer] * 3]
     found.native_reach.argtypes = [pointer, ctypes.c_int64]
     found.native_pack.restype = None
     found.native_pack.argtypes = [number, *[pointer] * 3, *[number] * 3, ctypes.c_float, pointer]

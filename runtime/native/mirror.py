@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from ctypes import POINTER, Structure, c_float, c_int32, c_void_p, sizeof
 
-EMBED, NORM, QUANTISE, GATHER, MATMUL, SWIGLU, ROPE, ATTEND, JOIN = range(9)
+EMBED, NORM, QUANTISE, GATHER, MATMUL, SWIGLU, ROPE, ATTEND, JOIN, SPREAD, TOP = range(11)
 """What a stage does."""
 
 U4_OFFSET, U4_MIDDLE, U5_OFFSET, U5_MIDDLE, U6_SIXTEEN, S8_BLOCK = range(6)
 """How a matrix is packed."""
 
-WIDEST_HEAD, QUERIES_AT_ONCE = 256, 4
-"""Numbers of the widest head; queries that attention takes together."""
+WIDEST_HEAD, QUERIES_AT_ONCE, MOST_BEST = 256, 4, 16
+"""Numbers of the widest head; queries that attention takes together; the most that a TOP stage gives."""
 
 MOST = 4
 """Matrices of one stage."""
@@ -76,6 +76,7 @@ class Stage(Structure):
         ("gamma", c_void_p),
         ("cos", c_void_p),
         ("sin", c_void_p),
+        ("ids", c_void_p),
         ("matrices", Matrix * MOST),
         ("table", Table),
     ]
@@ -110,7 +111,7 @@ class Run(Structure):
     ]
 
 
-VERSION = 2
+VERSION = 3
 """Of what Python and the kernels agree on; a change of either side's meaning makes it another."""
 
 BYTES = {U4_OFFSET: 160, U4_MIDDLE: 144, U5_OFFSET: 192, U5_MIDDLE: 176, U6_SIXTEEN: 224, S8_BLOCK: 272}
@@ -121,6 +122,7 @@ FACTS = (
     *(sizeof(kind) for kind in (Run, Stage, Matrix, Table, Floats, Quantised)),
     WIDEST_HEAD,
     QUERIES_AT_ONCE,
+    MOST_BEST,
     *BYTES.values(),
 )
 """What native_facts says, in its order."""

@@ -6,9 +6,6 @@ arrays, whose scratch memory all runs share.
 
 from __future__ import annotations
 
-import os
-import threading
-import weakref
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -17,12 +14,12 @@ from typing import Any
 import numpy as np
 
 from spec_edge.models.contract import GraphSpec
-from spec_edge.runtime.native.bound import Bound, Scratch, room
-from spec_edge.runtime.native.library import library
+from spec_edge.runtime.native.bound import Bound, Scratch, room, rows_of
 from spec_edge.runtime.native.mirror import MOST, NONE, Matrix, Stage, Table
 from spec_edge.runtime.native.pack import key, pack
 from spec_edge.runtime.native.program import Program, Step, names
 from spec_edge.runtime.native.state import Untranslatable
+from spec_edge.runtime.native.threads import Threads, shared
 from spec_edge.runtime.native.translate import translate
 from spec_edge.runtime.onnx_nodes import nodes_of
 from spec_edge.runtime.onnx_tensors import Tensor, tensors_of
@@ -54,7 +51,7 @@ def _read(data: bytes, graph: GraphSpec) -> tuple[Program, Mapping[str, Tensor],
 
 
 class NativeOpened:
-    """The `Opened` of provider.py. One run at a time; other threads wait."""
+    """The `Opened` of provider.py. One run at a time, of all graphs with as many threads; others wait."""
 
     def __init__(self, model: Path, weights: Path, graph: GraphSpec, threads: int) -> None:
         """ProviderFailed: the graph holds something that has no kernel, or there is no memory."""
@@ -67,19 +64,16 @@ class NativeOpened:
         except (MemoryError, OSError, ValueError) as error:
             raise ProviderFailed(f"{graph.file.file} cannot be loaded: {error or 'there is no memory'}") from None
         self._scratch: list[Scratch] = []
-        self._lock, self._process = threading.Lock(), os.getpid()
-        self._pool = library().native_pool(threads, len(self._program.steps))
-        if not self._pool:
-            raise ProviderFailed("the system gives no memory for threads")
-        self.threads = library().native_threads(self._pool)
-        self._end = weakref.finalize(self, _free, self._pool, self._process)
+        self._threads: Threads | None = shared(threads)
+        self.threads = self._threads.count
 
     def bind(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> Callable[[], None]:
         """As provider.py says; past and present of a layer must be one array."""
-        if not self._pool:
+        if self._threads is None:
             raise ProviderFailed("this graph is closed")
         try:
-            scratch = self._scratch_for(inputs["input_ids"].shape[1], inputs["bias"].shape[-1])
+            slots = inputs["bias"].shape[-1] if "bias" in inputs else 0
+            scratch = self._scratch_for(rows_of(self._program, inputs), slots)
             bound = Bound(self._program, self._stages, inputs, outputs, scratch)
         except (KeyError, IndexError) as error:
             raise ProviderFailed(f"the graph lacks an input: {error}") from None
@@ -89,19 +83,20 @@ class NativeOpened:
         return lambda: self._run(bound)
 
     def close(self) -> None:
-        with self._lock:
-            self._pool = None
-            self._end()
+        if (threads := self._threads) is not None:
+            with threads.lock:
+                self._threads = None
 
     def _run(self, bound: Bound) -> None:
         """ProviderFailed: an input names a token, position, row or place that is not there."""
-        with self._lock:
-            if not self._pool:
+        if (threads := self._threads) is None:
+            raise ProviderFailed("this graph is closed")
+        with threads.lock:
+            if self._threads is None:
                 raise ProviderFailed("this graph is closed")
-            if os.getpid() != self._process:
-                raise ProviderFailed("this process was forked from the one that loaded the model: load it here")
-            bound.run.before = int(bound.seqlens[0]) + 1 - bound.run.rows
-            code = library().native_run(self._pool, bound.reference)
+            if bound.seqlens is not None:
+                bound.run.before = int(bound.seqlens[0]) + 1 - bound.run.rows
+            code = threads.run(bound.reference)
         if code:
             raise ProviderFailed(f"an input names a {WRONG[code]} that is not there")
 
@@ -122,7 +117,7 @@ class NativeOpened:
         constants = {name: np.asarray(tensors[name].array(passing)) for name in set(names(self._program))}
         self._packed = pack(self._program, constants)
         tables = {n for s in steps if s.table for n in (s.table.codes, s.table.scale, s.table.offset) if n}
-        small = {n for s in steps for n in (s.gamma, s.cos, s.sin) if n}
+        small = {n for s in steps for n in (s.gamma, s.cos, s.sin, s.ids) if n}
         self._kept = {name: np.asarray(tensors[name].array(self._file)) for name in tables}
         self._kept |= {name: np.array(constants[name]) for name in small}
         self.vocabulary = min((len(self._kept[s.table.codes]) for s in steps if s.table), default=0)
@@ -142,7 +137,7 @@ class NativeOpened:
         stage.epsilon, stage.scale = step.epsilon, step.scale
         if (of := step.heads) is not None:
             stage.layer, stage.heads, stage.kv_heads, stage.dim = of.layer, of.heads, of.kv_heads, of.dim
-        for field in ("gamma", "cos", "sin"):
+        for field in ("gamma", "cos", "sin", "ids"):
             if name := getattr(step, field):
                 setattr(stage, field, self._kept[name].ctypes.data)
         stage.matrices = (Matrix * MOST)(*(self._packed.matrices[key(m)] for m in step.matrices))
@@ -151,9 +146,3 @@ class NativeOpened:
             places = [None if array is None else array.ctypes.data for array in arrays]
             n, bytes_ = self._kept[table.codes].shape
             stage.table = Table(*places, n, bytes_ * 8 // table.bits, table.block, table.bits, 1 << (table.bits - 1))
-
-
-def _free(pool: int, process: int) -> None:
-    """Ends the threads, which a forked process has not."""
-    if os.getpid() == process:
-        library().native_free(pool)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from spec_edge.runtime.native import laws
 from spec_edge.runtime.native.mirror import MATMUL, MOST, SWIGLU
 from spec_edge.runtime.native.program import Linear, Step, View
-from spec_edge.runtime.native.state import BLOCK, LANES, BlockSums, Gate, State, TableOffsets
+from spec_edge.runtime.native.state import BLOCK, LANES, BlockSums, Gate, Part, State, TableOffsets
 from spec_edge.runtime.onnx_nodes import Node
 
 
@@ -48,6 +49,9 @@ def _matrix(t: State, view: View) -> Linear:
 
 
 def block_sums(t: State, node: Node) -> None:
+    if isinstance(t.values.get(node.inputs[0]), Part):
+        laws.part(t, node)
+        return
     source = t.reshaped.get(node.inputs[0])
     if source is None or node.numbers.get("keepdims", 1):
         raise t.refused("it sums something else than blocks")
@@ -81,6 +85,9 @@ def add(t: State, node: Node) -> None:
             raise t.refused("it adds offsets to what no table has just given")
         table.offset = b.constant
         t.values[node.outputs[0]] = a
+        return
+    if isinstance(a, View) and isinstance(b, Gate) and b.silu:
+        laws.spread(t, node, a, b)
         return
     view = t.view(node.inputs[0])
     matrix = _matrix(t, view)

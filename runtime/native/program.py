@@ -77,32 +77,43 @@ class Step:
     gamma: str = ""
     cos: str = ""
     sin: str = ""
+    ids: str = ""
     table: Rows | None = None
 
 
 @dataclass
 class Buffer:
-    """width: numbers per row. asked: it has the asked rows only. output: the graph's name for it, "" inside."""
+    """width: numbers per row. asked: it has the asked rows only. input, output: the graph's name for it, "" inside.
+    whole: its numbers are whole ones, int32."""
 
     width: int
     asked: bool = False
     output: str = ""
+    input: str = ""
+    whole: bool = False
+
+    @property
+    def foreign(self) -> bool:
+        """Whether it is the session's memory."""
+        return bool(self.input or self.output)
 
 
 @dataclass
 class Program:
-    """floats, quantised: by number; a quantised buffer is as wide as a row of activations."""
+    """floats, quantised: by number; a quantised buffer is as wide as a row of activations. spread: asked rows that
+    one row is spread over; 0: the run says which rows are asked for."""
 
     steps: list[Step] = field(default_factory=list)
     floats: list[Buffer] = field(default_factory=list)
     quantised: list[Buffer] = field(default_factory=list)
+    spread: int = 0
 
     def packed(self) -> Program:
         """The same over fewer buffers: two that are never needed at once share one."""
         floats, of_floats = _share(self.floats, [step.f for step in self.steps])
         quantised, of_quantised = _share(self.quantised, [step.q for step in self.steps])
         steps = [replace(s, f=_renamed(s.f, of_floats), q=_renamed(s.q, of_quantised)) for s in self.steps]
-        return Program(steps, floats, quantised)
+        return Program(steps, floats, quantised, self.spread)
 
 
 Numbers: TypeAlias = list[int]
@@ -113,7 +124,7 @@ def _renamed(buffers: Numbers, of: dict[int, int]) -> Numbers:
 
 
 def _share(buffers: list[Buffer], used: list[Numbers]) -> tuple[list[Buffer], dict[int, int]]:
-    """Buffers that are needed, and the number of each old one among them; outputs share with nobody."""
+    """Buffers that are needed, and the number of each old one among them; inputs and outputs share with nobody."""
     made: list[Buffer] = []
     of: dict[int, int] = {}
     free: dict[tuple[int, bool], list[int]] = {}
@@ -125,12 +136,12 @@ def _share(buffers: list[Buffer], used: list[Numbers]) -> tuple[list[Buffer], di
     for at in range(len(used)):
         for b in begins.get(at, ()):
             wanted = buffers[b]
-            fit = [] if wanted.output else free.get((wanted.width, wanted.asked), [])
+            fit = [] if wanted.foreign else free.get((wanted.width, wanted.asked), [])
             of[b] = fit.pop() if fit else len(made)
             if of[b] == len(made):
                 made.append(wanted)
         for b in ends.get(at, ()):
-            if not buffers[b].output:
+            if not buffers[b].foreign:
                 free.setdefault((buffers[b].width, buffers[b].asked), []).append(of[b])
     return made, of
 
@@ -151,7 +162,7 @@ def _spans(used: list[Numbers]) -> Iterator[tuple[int, tuple[int, int]]]:
 def names(program: Program) -> Iterable[str]:
     """Every constant that the program reads."""
     for step in program.steps:
-        yield from (name for name in (step.gamma, step.cos, step.sin) if name)
+        yield from (name for name in (step.gamma, step.cos, step.sin, step.ids) if name)
         for m in step.matrices:
             yield from (name for name in (m.codes, m.scale, m.offset, m.bias) if name)
         if step.table is not None:

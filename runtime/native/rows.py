@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from spec_edge.runtime.native import laws
 from spec_edge.runtime.native.mirror import ATTEND, EMBED, GATHER, JOIN, NONE, NORM, ROPE, WIDEST_HEAD
 from spec_edge.runtime.native.program import Heads, Rows, Step, View
-from spec_edge.runtime.native.state import BLOCK, LANES, Ids, State, TableOffsets
+from spec_edge.runtime.native.state import BLOCK, LANES, Ids, Part, Places, State, TableOffsets
 from spec_edge.runtime.onnx_nodes import Node
 
 ATTENTION = frozenset({"num_heads", "kv_num_heads", "do_rotary", "rotary_interleaved"})
@@ -33,6 +34,13 @@ def embed(t: State, node: Node) -> None:
 
 
 def gather(t: State, node: Node) -> None:
+    places = t.values.get(node.inputs[1])
+    if isinstance(places, Places):
+        laws.name_ids(t, node, places)
+        return
+    if isinstance(t.values.get(node.inputs[0]), Part):
+        laws.part(t, node)
+        return
     if node.numbers.get("axis", 0):
         raise t.refused("it gathers columns")
     if node.inputs[0] in t.tensors:

@@ -10,6 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import numpy as np
+
+from spec_edge.models.contract import GraphSpec
 from spec_edge.runtime.native.mirror import NONE, QUANTISE
 from spec_edge.runtime.native.program import Buffer, Program, Step, View
 from spec_edge.runtime.onnx_nodes import Node
@@ -53,7 +56,32 @@ class TableOffsets:
     constant: str
 
 
-Value: TypeAlias = "View | Ids | BlockSums | Gate | TableOffsets"
+@dataclass(frozen=True)
+class Law:
+    """Log-probabilities of logits."""
+
+    logits: View
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a law needs on the way to its best log-probabilities (laws.py). step: the stage that gives them."""
+
+    kind: str
+    step: Step
+
+
+@dataclass(frozen=True)
+class Places:
+    """Columns of a law's best."""
+
+    step: Step
+
+
+Value: TypeAlias = "View | Ids | BlockSums | Gate | TableOffsets | Law | Part | Places"
+
+ROWS = ("features", "taps", "hidden")
+"""Inputs that are rows of numbers."""
 
 
 class State:
@@ -64,13 +92,13 @@ class State:
     node       the one that is being translated
     """
 
-    def __init__(self, nodes: Sequence[Node], tensors: Mapping[str, Tensor], outputs: set[str]) -> None:
+    def __init__(self, nodes: Sequence[Node], tensors: Mapping[str, Tensor], graph: GraphSpec) -> None:
         self.nodes, self.tensors = nodes, tensors
         self.values: dict[str, Value] = {}
         self.quantised: dict[int, int] = {}
         self.program = Program()
         self.node = nodes[0] if nodes else Node("", "", "", (), ())
-        self._outputs = outputs
+        self._outputs = {tensor.name for tensor in graph.outputs}
         self._readers: dict[str, list[Node]] = {}
         for node in nodes:
             for name in node.inputs:
@@ -79,7 +107,21 @@ class State:
         made = [name for node in nodes for name in node.outputs if name]
         if not nodes or len(nodes) > MANY or len(set(made)) < len(made):
             raise Untranslatable(f"{len(nodes)} nodes, or some that write the same value")
-        self.values["input_ids"] = Ids()
+        self._enter(graph)
+
+    def _enter(self, graph: GraphSpec) -> None:
+        """What the graph is given. one_row: its runs have a single row."""
+        self.one_row = False
+        for tensor in graph.inputs:
+            if tensor.name == "input_ids":
+                self.values[tensor.name] = Ids()
+            if tensor.name in ROWS:
+                width = tensor.shape[-1]
+                if len(tensor.shape) != 3 or tensor.dtype != "float32" or not isinstance(width, int):
+                    raise Untranslatable(f"the input '{tensor.name}' has another form")
+                self.one_row = tensor.shape[1] == 1
+                self.program.floats.append(Buffer(width, input=tensor.name))
+                self.values[tensor.name] = View(len(self.program.floats) - 1, 0, width)
 
     def refused(self, why: str) -> Untranslatable:
         return Untranslatable(f"{self.node.kind} '{self.node.key}': {why}")
@@ -95,6 +137,13 @@ class State:
         if tensor is None or tensor.dtype != dtype or (shape and tensor.shape != shape):
             raise self.refused(f"'{name}' is no constant of {dtype} {list(shape) if shape else ''}")
         return name
+
+    def small(self, name: str, count: int) -> list[int]:
+        """A constant of `count` whole numbers inside the graph file."""
+        tensor = self.tensors.get(name)
+        if tensor is None or tensor.dtype != "int64" or not tensor.whole or len(tensor.inline) != 8 * count:
+            raise self.refused(f"'{name}' is no constant of {count} numbers")
+        return [int(n) for n in np.frombuffer(tensor.inline, "<i8")]
 
     def floats(self, width: int, asked: bool = False) -> int:
         self.program.floats.append(Buffer(width, asked))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from spec_edge.models.contract import GraphSpec
-from spec_edge.runtime.native import products, rows
+from spec_edge.runtime.native import laws, products, rows
 from spec_edge.runtime.native.check import check
 from spec_edge.runtime.native.program import Program
 from spec_edge.runtime.native.state import State, Untranslatable
@@ -34,17 +34,23 @@ OPERATORS: Mapping[str, tuple[Callable[[State, Node], None], int, int]] = {
     "Split": (products.split, 1, 2),
     "Sigmoid": (products.sigmoid, 1, 1),
     "Mul": (products.mul, 2, 1),
+    "LogSoftmax": (laws.log_softmax, 1, 1),
+    "TopK": (laws.top, 2, 2),
+    "Cast": (laws.cast, 1, 1),
+    "Sub": (laws.part, 2, 1),
+    "Exp": (laws.part, 1, 1),
+    "Log": (laws.part, 1, 1),
 }
 """What translates an operator, and how many inputs (0: any number) and outputs it has in our graphs."""
 
-LEAVING = ("logits", "hidden", "taps")
-"""Outputs besides the cache."""
+CACHE = "present_"
+"""What outputs that are the cache begin with."""
 
 
 def translate(nodes: Sequence[Node], tensors: Mapping[str, Tensor], graph: GraphSpec) -> Program:
     """The program of a graph of the fused lowering, checked. Untranslatable: an operator or use of it has no stage."""
     try:
-        program = _translated(nodes, tensors, {t.name for t in graph.outputs})
+        program = _translated(nodes, tensors, graph)
         check(program, tensors, graph)
     except Untranslatable:
         raise
@@ -53,8 +59,8 @@ def translate(nodes: Sequence[Node], tensors: Mapping[str, Tensor], graph: Graph
     return program
 
 
-def _translated(nodes: Sequence[Node], tensors: Mapping[str, Tensor], outputs: set[str]) -> Program:
-    state = State(nodes, tensors, outputs)
+def _translated(nodes: Sequence[Node], tensors: Mapping[str, Tensor], graph: GraphSpec) -> Program:
+    state = State(nodes, tensors, graph)
     for node in nodes:
         state.node = node
         how, inputs, leaving = OPERATORS.get(node.kind, (None, 0, 0))
@@ -63,10 +69,10 @@ def _translated(nodes: Sequence[Node], tensors: Mapping[str, Tensor], outputs: s
         if len(node.inputs) != (inputs or len(node.inputs)) or len(node.outputs) != leaving:
             raise state.refused("it has other inputs or outputs than spec-edge writes")
         how(state, node)
-    for name in LEAVING:
-        if name in outputs:
-            buffer = state.program.floats[state.whole(name).buffer]
-            if buffer.output:
-                raise state.refused(f"'{name}' and '{buffer.output}' are the same")
-            buffer.output = name
+    for name in (tensor.name for tensor in graph.outputs if not tensor.name.startswith(CACHE)):
+        laws.leave(state, name)
+        buffer = state.program.floats[state.whole(name).buffer]
+        if buffer.foreign:
+            raise state.refused(f"'{name}' and '{buffer.output or buffer.input}' are the same")
+        buffer.output = name
     return state.program.packed()

@@ -1,7 +1,8 @@
 """native: spec-edge's own kernels for x86-64 CPUs with AVX2, over the fused graphs of block-quantised bundles.
 
 The same weights as the provider `cpu` multiplies, in a layout for few rows at a time. Options: none. It passes over
-other processors and other graphs (fp32, fp16, drafters inside a bundle) in silence: `cpu` is meant for those.
+other processors and other graphs (fp32, fp16, Medusa heads of several layers, EAGLE-1) in silence: `cpu` is meant for
+those.
 """
 
 from __future__ import annotations

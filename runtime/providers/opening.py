@@ -44,7 +44,8 @@ def unsuited(bundle: Bundle, on: Provider, network: str) -> str:
     """Why a provider is not for a network of this bundle; "" where it is, or where only opening its graphs tells."""
     if on.suits is None:
         return ""
-    graphs = [graph for graph in bundle.graphs(network, "step") if graph.lowering == "fused"]
+    own = [graph for graph in bundle.manifest.graphs if graph.network == network]
+    graphs = [graph for graph in own if graph.lowering == "fused" and graph.past is None]
     if not graphs:
         return "the bundle has no any-width graph for it"
     return next((why for graph in graphs if (why := on.suits(job(bundle, graph)))), "")

@@ -100,9 +100,9 @@ def mlp() -> Case:
     return Case(tensors, {}, lambda x, _: torch.stack([head(x) for head in heads[1:]]))
 
 
-def vllm(kept: str = "", output: str = "own", bias: bool = False, prefix: str = "") -> Case:
+def vllm(kept: str = "", output: str = "own", bias: bool = False, prefix: str = "", depth: int = 2) -> Case:
     """kept: "rows" stores whole output matrices beside a token map, "reduced" only their rows, "" has no map."""
-    blocks = [[Residual(bias), Residual(bias)] for _ in range(3)]
+    blocks = [[Residual(bias) for _ in range(depth)] for _ in range(3)]
     tensors: Tensors = {}
     for i, layers in enumerate(blocks):
         for at, layer in enumerate(layers):
@@ -111,7 +111,7 @@ def vllm(kept: str = "", output: str = "own", bias: bool = False, prefix: str = 
                 tensors[f"blocks.{i}.layers.{at}.bias"] = numpy(layer.state_dict())["linear.bias"]
     own = [torch.randn(V, H) / H**0.5 for _ in range(1 if output == "one" else 3)]
     ids = torch.from_numpy(np.random.default_rng(0).permutation(V)[:KEPT].astype(np.int64))
-    config: dict[str, Any] = {"model_type": "medusa", "num_heads": 3, "num_hidden_layers": 2, "hidden_size": H}
+    config: dict[str, Any] = {"model_type": "medusa", "num_heads": 3, "num_hidden_layers": depth, "hidden_size": H}
     config |= {"vocab_size": V, "truncated_vocab_size": KEPT if kept else V}
     stored = [w[ids] if kept == "reduced" else w for w in own]
     if output == "own":
@@ -123,7 +123,7 @@ def vllm(kept: str = "", output: str = "own", bias: bool = False, prefix: str = 
         tensors["token_map"] = ids.numpy()
 
     def heads(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-        states = [layers[1](layers[0](x)) for layers in blocks]
+        states = [torch.nn.Sequential(*layers)(x) for layers in blocks]
         tables = {"own": own, "one": own * 3, "target": [table] * 3}[output]
         logits = torch.stack([t @ s for t, s in zip(tables, states, strict=True)])
         if kept:
@@ -152,6 +152,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "vLLM-reduced-rows": lambda: vllm(kept="reduced"),
     "vLLM-map-over-whole": lambda: vllm(kept="rows"),
     "vLLM-map-over-shared": lambda: vllm(kept="reduced", output="one"),
+    "vLLM-shipped": lambda: vllm(kept="reduced", output="one", bias=True, depth=1),
     "vLLM-map-over-targets": lambda: vllm(kept="reduced", output="target"),
 }
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -182,3 +184,32 @@ def test_a_closed_graph_says_so(lab: Any, tmp_path: Path) -> None:
     with pytest.raises(ProviderFailed, match="closed"):
         session.opened.bind({}, {})
     assert untranslatable(session.file.read_bytes(), session.spec) == ""
+
+
+def test_graphs_with_as_many_threads_share_them(lab: Any, tmp_path: Path) -> None:
+    """Two programs at once take turns, and one that is closed leaves the threads to the other."""
+    tiny = lab.quantised("llama-gqa-tied", 4, 32, True)
+    one, two, other = (Session(tmp_path, tiny, threads=n) for n in (2, 2, 3))
+    assert one.opened._threads is two.opened._threads is not other.opened._threads
+    want = lab.runners["fused"](other, tiny, SLOTS).run(IDS)
+    runners = [lab.runners["fused"](session, tiny, SLOTS) for session in (one, two)]
+    found: list[NDArray[np.float32]] = []
+
+    def often(runner: Any) -> None:
+        found.extend(runner.run(IDS).copy() for _ in range(20))
+
+    beside = [Thread(target=often, args=(runner,)) for runner in runners]
+    for thread in beside:
+        thread.start()
+    for thread in beside:
+        thread.join()
+    assert len(found) == 40
+    one.opened.close()
+    one.opened.close()
+    with pytest.raises(ProviderFailed, match="closed"):
+        runners[0].run(IDS)
+    for logits in (*found, runners[1].run(IDS)):
+        np.testing.assert_array_equal(logits, want)
+    kept = weakref.ref(two.opened._threads)
+    two.opened.close()
+    assert kept() is None

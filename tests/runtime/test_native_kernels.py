@@ -173,3 +173,42 @@ def test_quantising_keeps_a_block_within_half_a_step(numbers: list[float]) -> No
 def test_a_block_of_zeros_is_zeros() -> None:
     _, parts = quantised(np.zeros((1, 32), np.float32))
     assert not any(part.any() for part in parts)
+
+
+def best(x: np.ndarray, count: int, names: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """(log-probabilities, ids) of a law's best."""
+    found, ids, spare = np.full(count, 7, "f4"), np.full(count, 7, "i4"), np.zeros(len(x) + 8, "f4")
+    table = None if names is None else names.ctypes.data
+    library().native_top(x.ctypes.data, len(x), table, count, found.ctypes.data, ids.ctypes.data, spare.ctypes.data)
+    return found, ids
+
+
+@given(
+    st.lists(
+        st.sampled_from([-9.0, -1.5, 0.0, 0.25, 3.0, 80.0, -np.inf]) | st.floats(-90, 90, width=32),
+        min_size=1,
+        max_size=70,
+    ),
+    st.integers(1, 16),
+)
+def test_a_laws_best_are_those_of_a_stable_sort(numbers: list[float], count: int) -> None:
+    """Equals stand in the order of their columns, as ONNX Runtime's TopK leaves them."""
+    x = np.array(numbers, np.float32)
+    x[0] = max(x[0], -90)  # a law without a possible token is none
+    count = min(count, len(x))
+    names = np.random.default_rng(0).permutation(len(x)).astype(np.int32)
+    order = np.argsort(-x, kind="stable")[:count]
+    wide = x.astype(np.float64)
+    law = wide - wide.max() - np.log(np.exp(wide - wide.max()).sum())
+    for table in (None, names):
+        values, ids = best(x, count, table)
+        possible = np.isfinite(x[order])  # an impossible token may be any
+        assert (ids[possible] == (order if table is None else table[order])[possible]).all()
+        np.testing.assert_allclose(values, law[order], rtol=1e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("at", [0, 5, 8, 40])
+def test_a_law_with_what_is_no_number_is_none(at: int) -> None:
+    x = np.zeros(41, np.float32)
+    x[at] = np.nan
+    assert np.isnan(best(x, 4)[0]).all()

@@ -31,7 +31,7 @@
 #define INLINE static inline __attribute__((always_inline)) AVX2
 #endif
 
-enum { LANES = 8, BLOCK = 32, QUERIES_AT_ONCE = 4, WIDEST_HEAD = 256, VERSION = 2 };
+enum { LANES = 8, BLOCK = 32, QUERIES_AT_ONCE = 4, WIDEST_HEAD = 256, MOST_BEST = 16, VERSION = 3 };
 
 /* How a matrix is packed: groups of 8 rows, blocks of 32 columns; see matmul.c. */
 enum { U4_OFFSET, U4_MIDDLE, U5_OFFSET, U5_MIDDLE, U6_SIXTEEN, S8_BLOCK, FORMS };
@@ -73,8 +73,11 @@ typedef struct {
  *   ROPE      rotates q in f0, and writes k (f1), rotated, and v (f2) into the cache of `layer`
  *   ATTEND    f0 (queries) over the cache of `layer` -> f1 and q0
  *   JOIN      f0 (width columns of it) -> f1 at column columns[0]
+ *   SPREAD    the one row of f0, as asked rows of the width of f1: f1 + SiLU(row) -> f2 and q0
+ *   TOP       the `width` largest of each row of f0, best first, the first of equals before the others: their
+ *             log-probabilities -> f1, their columns, or what `ids` names them, as whole numbers -> f2
  */
-enum { EMBED, NORM, QUANTISE, GATHER, MATMUL, SWIGLU, ROPE, ATTEND, JOIN, KINDS };
+enum { EMBED, NORM, QUANTISE, GATHER, MATMUL, SWIGLU, ROPE, ATTEND, JOIN, SPREAD, TOP, KINDS };
 
 typedef struct {
     int32_t kind, count, layer, width;
@@ -83,6 +86,7 @@ typedef struct {
     int32_t heads, kv_heads, dim;
     float epsilon, scale;
     const float *gamma, *cos, *sin;
+    const int32_t *ids;
     Matrix matrices[4];
     Table table;
 } Stage;
@@ -96,7 +100,7 @@ typedef struct {
 /* One run. rows: of it; asked: those of the output; before: the slot of its first row; slots: of the cache.
  * past: key and value of each layer, [kv_heads, slots, dim]. bias [rows, slots]: 0 where a row sees a column.
  * What the rows see is worked out first: row r sees the first prefix[r] slots, then those of seen[r * slots ...], of
- * which there are more[r]. vocabulary, positions_known: ends of what ids and positions may be. scores: `tables` floats per thread, for the scores of four queries (slots + 8 each) or a normed row. */
+ * which there are more[r]. Programs that embed nothing have no ids, those without attention no positions and no bias. vocabulary, positions_known: ends of what ids and positions may be. scores: `tables` floats per thread, for the scores of four queries (slots + 8 each) or a normed row. */
 typedef struct {
     const Stage *stages;
     const Floats *floats;
@@ -113,10 +117,10 @@ typedef struct {
 typedef struct Pool Pool;
 typedef void (*Work)(void *context, int thread);
 
-Pool *pool_new(int threads, int stages);
+Pool *pool_new(int threads);
 void pool_free(Pool *pool);
 void pool_run(Pool *pool, Work work, void *context); /* on every thread, this one being 0; ends when all have */
-void pool_barrier(Pool *pool);
+void pool_barrier(Pool *pool, int stage); /* of that stage; they run in order from 0 on */
 int pool_threads(const Pool *pool);
 int pool_claim(Pool *pool, int stage, int many); /* the first of `many` tasks of a stage that nobody has */
 
@@ -129,6 +133,8 @@ void rope_row(const Stage *stage, const Run *run, int row);
 void look(const Run *run, int row);
 void attend(const Stage *stage, const Run *run, int kv, int from, int count, float *scores);
 void silu_times(const float *gate, const float *up, float *y, int count);
+void silu_plus(const float *gate, const float *x, float *y, int count);
+void top_row(const float *x, int width, const int32_t *names, int count, float *best, int32_t *ids, float *spare);
 float exp_sum(float *x, int count, float highest);
 
 #endif

@@ -42,22 +42,23 @@ typedef long Count;
 #define add(x, v) __atomic_fetch_add(x, v, __ATOMIC_ACQ_REL)
 #endif
 
-enum { SPINS = 4000, PATIENCE = 20000, LINE = 64 };
+enum { SPINS = 4000, PATIENCE = 20000, LINE = 64, TURNS = 3 };
 
 typedef struct {
     Count value;
     char apart[LINE - sizeof(Count)];
 } Padded;
 
+/* claims: of the stage that runs, of the next one, which threads that have passed the barrier may take already, and of the
+ * one behind that, which is cleared in the meantime. */
 struct Pool {
-    Padded arrived, turn, epoch, running;
-    Padded *claims;
+    Padded arrived, turn, epoch, running, claims[TURNS];
     Work work;
     void *context;
     Thread *workers;
     Lock mutex;
     Signal signal;
-    int threads, stages, ending;
+    int threads, ending;
 };
 
 typedef struct {
@@ -119,18 +120,14 @@ static void end(Thread thread) {
 }
 
 /* NULL: no memory. Fewer threads than were asked for where the system gives no more. */
-Pool *pool_new(int threads, int stages) {
+Pool *pool_new(int threads) {
     Pool *pool = calloc(1, sizeof(Pool));
     if (!pool) return NULL;
-    pool->claims = calloc((size_t)stages + 1, sizeof(Padded));
     pool->workers = calloc((size_t)threads, sizeof(Thread));
-    if (!pool->claims || !pool->workers) {
-        free(pool->claims);
-        free(pool->workers);
+    if (!pool->workers) {
         free(pool);
         return NULL;
     }
-    pool->stages = stages;
     pool->threads = 1;
 #if defined(_WIN32)
     InitializeSRWLock(&pool->mutex);
@@ -168,7 +165,6 @@ void pool_free(Pool *pool) {
     pthread_mutex_destroy(&pool->mutex);
     pthread_cond_destroy(&pool->signal);
 #endif
-    free(pool->claims);
     free(pool->workers);
     free(pool);
 }
@@ -176,7 +172,7 @@ void pool_free(Pool *pool) {
 int pool_threads(const Pool *pool) { return pool->threads; }
 
 void pool_run(Pool *pool, Work work, void *context) {
-    for (int i = 0; i < pool->stages; i++) store(&pool->claims[i].value, 0);
+    for (int i = 0; i < TURNS; i++) store(&pool->claims[i].value, 0);
     pool->work = work;
     pool->context = context;
     store(&pool->running.value, pool->threads - 1);
@@ -192,17 +188,22 @@ void pool_run(Pool *pool, Work work, void *context) {
     }
 }
 
-void pool_barrier(Pool *pool) {
-    if (pool->threads == 1) return;
+void pool_barrier(Pool *pool, int stage) {
+    Count *next = &pool->claims[(stage + 2) % TURNS].value;
+    if (pool->threads == 1) {
+        store(next, 0);
+        return;
+    }
     const long turn = load(&pool->turn.value);
     if (add(&pool->arrived.value, 1) == pool->threads - 1) {
         store(&pool->arrived.value, 0);
+        store(next, 0);
         store(&pool->turn.value, turn + 1);
     } else {
         spin(&pool->turn.value, turn);
     }
 }
 
-int pool_claim(Pool *pool, int stage, int many) { return (int)add(&pool->claims[stage].value, many); }
+int pool_claim(Pool *pool, int stage, int many) { return (int)add(&pool->claims[stage % TURNS].value, many); }
 
 #endif

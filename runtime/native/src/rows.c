@@ -65,6 +65,50 @@ AVX2 void silu_times(const float *gate, const float *up, float *y, int count) {
     }
 }
 
+/* y = x + gate * sigmoid(gate); count a multiple of 8. */
+AVX2 void silu_plus(const float *gate, const float *x, float *y, int count) {
+    for (int i = 0; i < count; i += LANES) {
+        const __m256 g = _mm256_loadu_ps(gate + i);
+        const __m256 e = exp8(_mm256_sub_ps(_mm256_setzero_ps(), g));
+        const __m256 s = _mm256_div_ps(g, _mm256_add_ps(_mm256_set1_ps(1.0f), e));
+        _mm256_storeu_ps(y + i, _mm256_add_ps(_mm256_loadu_ps(x + i), s));
+    }
+}
+
+/* A number that is none is greater than nothing: it takes no place, and makes every log-probability none. */
+INLINE void enter(float x, int place, float *best, int32_t *places, int count) {
+    int i = count - 1;
+    if (!(x > best[i])) return;
+    for (; i > 0 && x > best[i - 1]; i--) {
+        best[i] = best[i - 1];
+        places[i] = places[i - 1];
+    }
+    best[i] = x;
+    places[i] = place;
+}
+
+/* The `count` largest of x, at most MOST_BEST: log-probabilities and names. spare: width + 8 numbers. */
+AVX2 void top_row(const float *x, int width, const int32_t *names, int count, float *best, int32_t *ids, float *spare) {
+    int32_t places[MOST_BEST];
+    for (int i = 0; i < count; i++) {
+        best[i] = -INFINITY;
+        places[i] = i;
+    }
+    int i = 0;
+    for (; i + LANES <= width; i += LANES) {
+        const __m256 v = _mm256_loadu_ps(x + i);
+        if (!_mm256_movemask_ps(_mm256_cmp_ps(v, _mm256_set1_ps(best[count - 1]), _CMP_GT_OQ))) continue;
+        for (int j = i; j < i + LANES; j++) enter(x[j], j, best, places, count);
+    }
+    for (; i < width; i++) enter(x[i], i, best, places, count);
+    memcpy(spare, x, sizeof(float) * (size_t)width);
+    const float highest = best[0], below = logf(exp_sum(spare, width, highest));
+    for (i = 0; i < count; i++) {
+        best[i] = best[i] - highest - below;
+        ids[i] = names ? names[places[i]] : places[i];
+    }
+}
+
 INLINE __m256i eight(const float *x, __m256 inverse) {
     return _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x), inverse));
 }

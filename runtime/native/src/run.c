@@ -45,8 +45,10 @@ static int tasks(const Run *run, const Stage *stage) {
     case MATMUL: return groups(stage);
     case SWIGLU: return stage->width / BLOCK;
     case ATTEND: return stage->kv_heads * shares(run, stage);
-    case GATHER: return run->asked;
-    case QUANTISE: return rows_of(run, stage);
+    case GATHER:
+    case SPREAD: return run->asked;
+    case QUANTISE:
+    case TOP: return rows_of(run, stage);
     default: return run->rows;
     }
 }
@@ -88,6 +90,18 @@ static void join(const Run *run, const Stage *stage, int row) {
     memcpy(at(run, stage->f1, row) + stage->columns[0], x, sizeof(float) * (size_t)stage->width);
 }
 
+static void spread(const Run *run, const Stage *stage, int row, float *spare) {
+    const int width = run->floats[stage->f1].width;
+    float *y = stage->f2 >= 0 ? at(run, stage->f2, row) : spare;
+    silu_plus(run->floats[stage->f0].data + (size_t)row * width, run->floats[stage->f1].data, y, width);
+    if (stage->q0 >= 0) quantise_row(y, run->quantised + stage->q0, row, 0, width);
+}
+
+static void top(const Run *run, const Stage *stage, int row, float *spare) {
+    int32_t *ids = (int32_t *)run->floats[stage->f2].data + (size_t)row * stage->width;
+    top_row(at(run, stage->f0, row), run->floats[stage->f0].width, stage->ids, stage->width, at(run, stage->f1, row), ids, spare);
+}
+
 static void task(const Run *run, const Stage *stage, int i, float *spare) {
     switch (stage->kind) {
     case EMBED: embed_row(&stage->table, run->ids[i], at(run, stage->f0, i)); break;
@@ -97,6 +111,8 @@ static void task(const Run *run, const Stage *stage, int i, float *spare) {
     case SWIGLU: swiglu(stage, run->quantised + stage->q0, run->rows, i, run->quantised + stage->q1); break;
     case ROPE: rope_row(stage, run, i); break;
     case ATTEND: share(run, stage, i, spare); break;
+    case SPREAD: spread(run, stage, i, spare); break;
+    case TOP: top(run, stage, i, spare); break;
     default: join(run, stage, i); break;
     }
 }
@@ -110,7 +126,7 @@ static void work(void *context, int thread) {
     _mm_setcsr(0x1f80); /* every thread rounds alike, whatever its program has set */
     for (int s = -1; s < run->count; s++) {
         const Stage *stage = s < 0 ? NULL : run->stages + s;
-        const int total = stage ? tasks(run, stage) : run->rows;
+        const int total = stage ? tasks(run, stage) : run->bias ? run->rows : 0;
         const int many = total < threads * SHARE ? 1 : (total + threads * SHARE - 1) / (threads * SHARE);
         for (;;) {
             const int from = pool_claim(job->pool, s + 1, many);
@@ -124,12 +140,12 @@ static void work(void *context, int thread) {
                 for (int i = from; i < until; i++) task(run, stage, i, spare);
             }
         }
-        pool_barrier(job->pool);
+        pool_barrier(job->pool, s + 1);
     }
     _mm_setcsr(before);
 }
 
-EXPORT Pool *native_pool(int threads, int stages) { return pool_new(threads, stages + 1); }
+EXPORT Pool *native_pool(int threads) { return pool_new(threads); }
 
 EXPORT void native_free(Pool *pool) { pool_free(pool); }
 
@@ -139,13 +155,13 @@ EXPORT int native_threads(const Pool *pool) { return pool_threads(pool); }
 enum { FINE, BAD_TOKEN, BAD_POSITION, BAD_ROW, BAD_PLACE };
 
 static int wrong(const Run *run) {
-    if (run->asked > run->rows) return BAD_ROW;
-    if (run->before < 0 || run->before > run->slots - run->rows) return BAD_PLACE;
+    if (run->asked_rows && run->asked > run->rows) return BAD_ROW;
+    if (run->bias && (run->before < 0 || run->before > run->slots - run->rows)) return BAD_PLACE;
     for (int i = 0; i < run->rows; i++) {
-        if (run->ids[i] < 0 || run->ids[i] >= run->vocabulary) return BAD_TOKEN;
-        if (run->positions[i] < 0 || run->positions[i] >= run->positions_known) return BAD_POSITION;
+        if (run->ids && (run->ids[i] < 0 || run->ids[i] >= run->vocabulary)) return BAD_TOKEN;
+        if (run->positions && (run->positions[i] < 0 || run->positions[i] >= run->positions_known)) return BAD_POSITION;
     }
-    for (int i = 0; i < run->asked; i++)
+    for (int i = 0; run->asked_rows && i < run->asked; i++)
         if (run->asked_rows[i] < 0 || run->asked_rows[i] >= run->rows) return BAD_ROW;
     return FINE;
 }
@@ -169,11 +185,16 @@ EXPORT void native_quantise(const float *x, const Quantised *y, int rows) {
     for (int i = 0; i < rows; i++) quantise_row(x + (size_t)i * y->k, y, i, 0, y->k);
 }
 
+/* The same of a law's best: see top_row. */
+EXPORT void native_top(const float *x, int width, const int32_t *names, int count, float *best, int32_t *ids, float *spare) {
+    top_row(x, width, names, count, best, ids, spare);
+}
+
 /* What Python's side must agree with; at most `count` numbers. */
 EXPORT void native_facts(int32_t *facts, int count) {
     const int32_t all[] = {
         VERSION, sizeof(Run), sizeof(Stage), sizeof(Matrix), sizeof(Table), sizeof(Floats), sizeof(Quantised), WIDEST_HEAD,
-        QUERIES_AT_ONCE, BYTES_OF_FORMS,
+        QUERIES_AT_ONCE, MOST_BEST, BYTES_OF_FORMS,
     };
     for (int i = 0; i < count && i < (int)(sizeof(all) / sizeof(all[0])); i++) facts[i] = all[i];
 }
