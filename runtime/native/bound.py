@@ -52,7 +52,7 @@ class Scratch:
 def rows_of(program: Program, inputs: Mapping[str, Array]) -> int:
     """Rows of a run, by its ids or by the rows that it is given. KeyError: there are neither."""
     name = next((b.input for b in program.floats if b.input), "input_ids")
-    return inputs[name].shape[1]
+    return int(inputs[name].shape[1])
 
 
 def room(rows: int) -> int:
