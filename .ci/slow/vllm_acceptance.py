@@ -50,7 +50,7 @@ def main() -> None:
     draft = {"method": asked.method, "model": str(asked.heads), "num_speculative_tokens": asked.chain}
     llm = LLM(
         str(asked.model), dtype="float32", max_model_len=2048, disable_log_stats=False, enable_prefix_caching=False,
-        speculative_config=draft,
+        speculative_config=draft, gpu_memory_utilization=0.3,
     )  # fmt: skip
     wanted, steps = SamplingParams(temperature=0, max_tokens=asked.tokens), defaultdict[str, list[int]](list)
     before = counts(llm)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes.util
 import platform
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from spec_edge.runtime.onnx_nodes import nodes_of
@@ -18,19 +19,21 @@ from spec_edge.runtime.providers._openvino import (
     OpenVinoOpened,
     Options,
     compile_graph,
+    core,
     devices,
     find_device,
     open_graph,
     package,
     versions,
 )
-from spec_edge.runtime.providers.checks import refuse_symbolic
+from spec_edge.runtime.providers.checks import guarded, refuse_symbolic
 from spec_edge.runtime.providers.provider import Found, Job, Provider, ProviderMissing
 
 NAME, DEVICE = "openvino-npu", "NPU"
 COMPILERS = ("openvino_intel_npu_compiler", "npu_driver_compiler")
 """Libraries that hold Intel's NPU compiler: OpenVINO's own, and the driver's."""
 
+PRECISION = "INFERENCE_PRECISION_HINT"
 NPUW: Options = {"NPUW_DEVICES": DEVICE, "NPUW_FALLBACK_EXEC": "NO", "NPUW_ONLINE_PIPELINE": "NONE"}
 """Nothing falls back, and nothing is cut up: over the CPU, NPUW's own cuts (REG, 2026.4.1) of a two-layer graph with
 weights behind DequantizeLinear gave other and wrong logits at each run; whole it was right to 3e-6."""
@@ -87,7 +90,24 @@ def open_job(job: Job) -> OpenVinoOpened:
     refuse_symbolic(NAME, job.graph)
     placed = f"openvino-{'+'.join(runs_on(job.options))}"
     nodes = len(nodes_of(job.model.read_bytes()).nodes)
-    return open_graph(job, NAME, DEVICE, defaults(job), {placed: nodes})
+    with _precision(job):
+        return open_graph(job, NAME, DEVICE, defaults(job), {placed: nodes})
+
+
+@contextmanager
+def _precision(job: Job) -> Iterator[None]:
+    """A compiled graph whose parts run on the CPU takes its precision from that plugin's own property, whatever the
+    options say (2026.4.1): bfloat16 where the processor has it."""
+    wanted = job.options.get(PRECISION)
+    if wanted is None or not job.artefact or "cpu" not in runs_on(job.options):
+        yield
+        return
+    before = core().get_property("CPU", PRECISION)
+    guarded(f"OpenVINO does not take {PRECISION}={wanted}", lambda: core().set_property("CPU", {PRECISION: wanted}))
+    try:
+        yield
+    finally:
+        core().set_property("CPU", {PRECISION: before})
 
 
 def compile_job(job: Job, file: Path) -> None:

@@ -40,6 +40,12 @@ class Says:
 
     def observe(self, verdict: Verdict, draft: Draft, output: Output) -> None: ...
 
+    def promises(self, cost: CostCurve, most: int) -> float:
+        return promise(cost, self.seconds or 0.0, self._scores[0] if self._scores else 0.0, most)
+
+    def spent(self, draft: Draft) -> float:
+        return len(draft) * (self.seconds or 0.0)
+
 
 @given(st.lists(st.floats(0, 1), max_size=12), st.floats(0, 3))
 def test_no_other_number_of_rows_is_faster(chances: list[float], spent: float) -> None:
