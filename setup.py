@@ -20,7 +20,7 @@ if sysconfig.get_platform().startswith("mingw"):
 KERNELS = Extension(
     "spec_edge.runtime.native._kernels",
     sources=sorted(path.as_posix() for path in SOURCES.glob("*.c")),
-    depends=[(SOURCES / "native.h").as_posix()],
+    depends=sorted(path.as_posix() for path in SOURCES.glob("*.h")),
     extra_compile_args=OPTIONS,
     extra_link_args=["-pthread"],
     py_limited_api=ABI3,

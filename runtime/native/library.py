@@ -16,6 +16,9 @@ from spec_edge.runtime.providers.provider import ProviderMissing
 
 FOLDER = Path(__file__).parent
 MACHINES = ("x86_64", "amd64")
+INSTRUCTIONS = ("AVX2", "AVX-VNNI", "AVX512-VNNI")
+"""By native_instructions' numbers."""
+
 REBUILD = (
     "install a C compiler (gcc, clang or Visual Studio's), then spec-edge again: "
     "pip install --no-cache-dir --force-reinstall --no-deps spec-edge"
@@ -57,7 +60,14 @@ def library() -> ctypes.CDLL:
         raise ProviderMissing(f"spec-edge's kernels are another version's; {REBUILD}")
     if not found.native_supported():
         raise Unfit("this processor lacks AVX2, FMA or F16C, which spec-edge's own kernels need")
+    found.native_instructions(-1)
     return found
+
+
+def instructions(wanted: str = "") -> str:
+    """What matrices are multiplied with from now on; the best there is, or where this processor has not what is
+    wanted. Results are the same to the last bit."""
+    return INSTRUCTIONS[library().native_instructions(INSTRUCTIONS.index(wanted) if wanted else -1)]
 
 
 def unfit() -> str:
@@ -86,6 +96,7 @@ def _declare(found: ctypes.CDLL) -> None:
     found.native_quantise.argtypes = [pointer, ctypes.POINTER(Quantised), number]
     found.native_top.restype = None
     found.native_top.argtypes = [pointer, number, pointer, number, *[pointer] * 3]
+    found.native_instructions.argtypes = [number]
     found.native_reach.argtypes = [pointer, ctypes.c_int64]
     found.native_pack.restype = None
     found.native_pack.argtypes = [number, *[pointer] * 3, *[number] * 3, ctypes.c_float, pointer]

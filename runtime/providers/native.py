@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from importlib.metadata import version
 
 from spec_edge.runtime.bench.machine import physical_cores
-from spec_edge.runtime.native.library import library, unfit
+from spec_edge.runtime.native.library import instructions, library, unfit
 from spec_edge.runtime.native.opened import NAME, NativeOpened, untranslatable
 from spec_edge.runtime.providers.provider import Found, Job, Provider
 
@@ -21,7 +21,8 @@ from spec_edge.runtime.providers.provider import Found, Job, Provider
 def find_here(options: Mapping[str, str]) -> Found:  # noqa: ARG001
     """ProviderMissing: the kernels were not built, or this processor cannot run them."""
     library()
-    return Found(platform.processor() or platform.machine(), versions={"spec-edge": version("spec-edge")})
+    device = f"{platform.processor() or platform.machine()}, {instructions()}"
+    return Found(device, versions={"spec-edge": version("spec-edge")})
 
 
 def unsuited(job: Job) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spec_edge.runtime.native import pack as packing
-from spec_edge.runtime.native.library import library
+from spec_edge.runtime.native.library import INSTRUCTIONS, instructions, library
 from spec_edge.runtime.native.mirror import (
     MATMUL,
     S8_BLOCK,
@@ -25,7 +26,16 @@ from spec_edge.runtime.native.mirror import (
 from spec_edge.runtime.native.program import Linear, Program, Step
 from spec_edge.runtime.native.state import Untranslatable
 
-pytestmark = pytest.mark.usefixtures("native_kernels")
+
+@pytest.fixture(scope="module", params=INSTRUCTIONS, autouse=True)
+def multiplied_with(request: pytest.FixtureRequest, native_kernels: None) -> Iterator[str]:  # noqa: ARG001
+    """Every set of instructions that this processor has."""
+    if instructions(request.param) != request.param:
+        instructions()
+        pytest.skip(f"this processor has no {request.param}")
+    yield request.param
+    instructions()
+
 
 Case = tuple[int, int, int, bool]
 """bits, block, n where codes lie within [middle - n, middle + n), offset."""
@@ -129,6 +139,21 @@ def test_a_row_is_the_same_in_every_company(form: int) -> None:
         for row in range(12 - rows):
             made, _parts = quantised(x[row : row + rows])
             np.testing.assert_array_equal(product(packed, made, rows, 24), together[row : row + rows])
+
+
+@settings(max_examples=40)
+@given(form=st.sampled_from(sorted(CASES)), rows=st.integers(1, 6), blocks=st.integers(1, 9), seed=st.integers(0, 99))
+def test_every_set_of_instructions_gives_the_same_bits(
+    multiplied_with: str, form: int, rows: int, blocks: int, seed: int
+) -> None:
+    _, packed, _ = matrix(CASES[form], 19, 32 * blocks, seed, True)
+    made, _parts = quantised(np.random.default_rng(seed).normal(0, 2, (rows, 32 * blocks)).astype(np.float32))
+    found = product(packed, made, rows, 19)
+    instructions("AVX2")
+    try:
+        np.testing.assert_array_equal(found, product(packed, made, rows, 19))
+    finally:
+        instructions(multiplied_with)
 
 
 @pytest.mark.parametrize("form", sorted(CASES))

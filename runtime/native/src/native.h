@@ -114,6 +114,10 @@ typedef struct {
     int32_t count, rows, asked, slots, before, tables, vocabulary, positions_known;
 } Run;
 
+/* What processor_has may be asked. */
+enum { HAS_AVX2, HAS_AVX_VNNI, HAS_AVX512_VNNI };
+int processor_has(int what);
+
 typedef struct Pool Pool;
 typedef void (*Work)(void *context, int thread);
 
@@ -124,6 +128,7 @@ void pool_barrier(Pool *pool, int stage); /* of that stage; they run in order fr
 int pool_threads(const Pool *pool);
 int pool_claim(Pool *pool, int stage, int many); /* the first of `many` tasks of a stage that nobody has */
 
+EXPORT int native_instructions(int wanted);
 void matmul(const Matrix *m, const Quantised *x, int rows, int group, int groups, float *y, int stride);
 void swiglu(const Stage *stage, const Quantised *x, int rows, int block, const Quantised *y);
 void quantise_row(const float *x, const Quantised *y, int row, int from, int width);

@@ -5,12 +5,6 @@
 #include <immintrin.h>
 #include <string.h>
 
-#if defined(_MSC_VER) && !defined(__clang__)
-#include <intrin.h>
-#else
-#include <cpuid.h>
-#endif
-
 /* Tasks a thread takes at once: a claim costs what a few hundred columns of eight rows do. */
 enum { SHARE = 3 };
 
@@ -197,23 +191,6 @@ EXPORT void native_facts(int32_t *facts, int count) {
         QUERIES_AT_ONCE, MOST_BEST, BYTES_OF_FORMS,
     };
     for (int i = 0; i < count && i < (int)(sizeof(all) / sizeof(all[0])); i++) facts[i] = all[i];
-}
-
-/* 1 where this processor and its system have AVX2, FMA and F16C. */
-EXPORT int native_supported(void) {
-#if defined(_MSC_VER) && !defined(__clang__)
-    int info[4];
-    __cpuid(info, 1);
-    const int both = (1 << 12) | (1 << 27) | (1 << 29);
-    if ((info[2] & both) != both || (_xgetbv(0) & 6) != 6) return 0;
-    __cpuidex(info, 7, 0);
-    return (info[1] >> 5) & 1;
-#else
-    unsigned a, b, c, d;
-    __builtin_cpu_init();
-    const int half = __get_cpuid(1, &a, &b, &c, &d) && (c >> 29 & 1); /* not every compiler knows its name */
-    return half && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-#endif
 }
 
 /* What setuptools expects of an extension; Python itself never imports this library. */
