@@ -32,8 +32,8 @@ State = dict[str, Any]
 def run(settings: Settings, progress: Progress, keep: Callable[[State], object]) -> State:
     """The report. SpecError: it cannot be made; a contender that fails does not stop it.
 
-    keep  gets the report of the runs as soon as they are over, without the quality and memory that follow: where the
-          machine gives up after an hour, only those are lost
+    keep  gets the report of the runs after each sitting (texts not compared where others follow), without quality and
+          memory, which come last: where the machine gives up after an hour, only the rest is lost
     """
     settings.check()
     questions = question_files.read(settings.questions, settings.limit)
@@ -52,29 +52,31 @@ def run(settings: Settings, progress: Progress, keep: Callable[[State], object])
         weights = sittings.peers_weights(settings, llm)
         progress.stage("plain answers", sum(len(q.turns) for q in questions))
         items = prompts.items(llm, questions, settings.max_new_tokens, settings.temperature, progress.tick)
-        sat = sittings.sit(settings, weights, ours, items, progress)
-        progress.stage("comparing texts", None)
-        found = core.report(sat.measured, items, None if settings.temperature > 0 else _judge(llm))
-        del found["failed"]
-        states = {name: {"kind": "own", "absent": why} for name, why in absent.items()} | sat.states
-        memory = dict(sat.memory)
         times = curve.of_session(llm.session)
-        report = {
+        same = {
             "format": FORMAT,
-            "settings": _settings(settings, threads, len(questions), sat.held),
             "machine": facts,
             "model": _model(llm),
             "definitions": DEFINITIONS,
-            "contenders": without_folders(states),
             "questions": [_question(item) for item in items],
-            **found,
             "quality": {own.BASELINE: {"absent": UNFINISHED}},
-            "memory": without_folders(memory),
             "curve": {"widths": list(times.widths), "ms": [1000 * s for s in times.seconds]},
         }
+
+        def so_far(sat: sittings.Sat, judge: Judge | None) -> State:
+            states = {name: {"kind": "own", "absent": why} for name, why in absent.items()} | sat.states
+            found = core.report(sat.measured, items, judge)
+            del found["failed"]
+            settled = _settings(settings, threads, len(questions), sat.held)
+            told = {"contenders": without_folders(states), "memory": without_folders(dict(sat.memory))}
+            return same | found | told | {"settings": settled}
+
+        sat = sittings.sit(settings, weights, ours, items, progress, lambda sat: keep(so_far(sat, None)))
+        progress.stage("comparing texts", None)
+        report = so_far(sat, None if settings.temperature > 0 else _judge(llm))
         keep(report)
         quality = _quality(llm, sat.peers, progress)
-        memory |= fresh(settings, llm, ours, sat.peers, items[0], progress)
+        memory = dict(sat.memory) | fresh(settings, llm, ours, sat.peers, items[0], progress)
         return report | {"quality": without_folders(quality), "memory": without_folders(memory)}
 
 

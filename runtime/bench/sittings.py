@@ -5,7 +5,7 @@ Enters: settings, our contenders, items. Leaves: the runs of every sitting, the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import sleep
@@ -47,8 +47,10 @@ def sit(
     ours: Sequence[own.EngineContender],
     items: Sequence[Item],
     progress: Progress,
+    between: Callable[[Sat], object],
 ) -> Sat:
-    """All of them: one where every peer may be open at once. Nobody who fails stops the others."""
+    """All of them: one where every peer may be open at once. Nobody who fails stops the others. between: gets what
+    there is after each sitting that others follow."""
     wanted = peer.wanted(settings.peers)
     sat = Sat({one.name: {"kind": "own"} for one in ours})
     groups = _groups(wanted, settings.peers_at_once)
@@ -57,6 +59,8 @@ def sit(
             if peers or (number == len(groups) and not sat.held):
                 _one(settings, [*ours, *(PeerContender(p, m) for p in peers for m in p.methods)], items, sat, progress)
                 _tell(sat, peers)
+        if sat.held and number < len(groups):
+            between(sat)
     for name, why in sat.measured.failures.items():
         sat.states[name] |= {"absent": why, "status": "failed"}
     return sat

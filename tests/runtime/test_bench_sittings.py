@@ -39,12 +39,13 @@ def generate(state, method, ids, new_tokens):
 
 
 class Ours:
-    """Plain decoding that counts the peers beside it."""
+    """Plain decoding that counts the peers beside it. kept: what there was after each sitting but the last."""
 
     name = "plain"
 
     def __init__(self, alive: list[str]) -> None:
         self._alive, self.beside = alive, set[tuple[str, ...]]()
+        self.kept: list[sittings.Sat] = []
 
     def generate(self, item: Item) -> Run:
         self.beside.add(tuple(self._alive))
@@ -84,7 +85,7 @@ def sat(tmp_path: Path, alive: list[str], most: int | None) -> tuple[sittings.Sa
     ours, items = Ours(alive), [Item(q, "qa", 0, (1, 2), (7, 7, 7)) for q in "01"]
     settings = Settings("toy", peers="fake", repeat=2, threads=1, peers_at_once=most)
     weights = Weights(Source(tmp_path / "weights", "0", tmp_path / "cache"), None)
-    return sittings.sit(settings, weights, [ours], items, Progress()), ours  # type: ignore[list-item]
+    return sittings.sit(settings, weights, [ours], items, Progress(), ours.kept.append), ours  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize(
@@ -102,6 +103,7 @@ def test_no_more_peers_are_open_than_asked(
     assert ours.beside == beside and not alive and found.held == len(beside)
     assert found.measured.names == ["plain", "fake:a/plain", "fake:b/plain", "fake:c/plain"]
     repeats = {name: {r.repeat for r in found.measured.records if r.contender == name} for name in found.measured.names}
+    assert len(ours.kept) == len(beside) - 1  # so that a later sitting's end loses no earlier one
     for name in found.measured.names[1:]:
         number = found.states[name]["sitting"]
         assert repeats[name] == {2 * number - 2, 2 * number - 1} <= repeats["plain"]
