@@ -19,6 +19,10 @@ from typing import Any, TextIO
 from spec_edge.runtime.bench import child
 from spec_edge.runtime.bench.runs import Failed
 
+UNKNOWN = " (an instruction that cannot be used here: build it for fewer)"
+CODES = {-4: UNKNOWN, 0xC000001D: UNKNOWN, -9: " (killed, perhaps for want of memory)"}
+"""What the system's own codes mean: POSIX signals, and Windows' status."""
+
 ANSWER_S = 900.0
 """A generation that takes longer is given up."""
 
@@ -101,7 +105,7 @@ class Child:
             self._log.seek(0)
             lines = self._log.read().decode("utf-8", "replace").strip().splitlines()
             said = f": {lines[-1].strip()[:300]}" if lines else ""
-        return f"its process ended with code {code}{said}"
+        return f"its process ended with code {code}{CODES.get(code, '')}{said}"
 
 
 def _pump(source: TextIO | Any, answers: queue.SimpleQueue[str | None]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import os
+import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -120,6 +122,15 @@ def test_a_crash_is_the_childs_own(adapter: Path) -> None:
     with pytest.raises(Failed, match="process ended with code 3: out of luck"):
         child.ask("generate", method="crash", ids=[4], new_tokens=2)
     with pytest.raises(Failed, match="process ended with code 3"):
+        child.ask("generate", method="plain", ids=[4], new_tokens=2)
+    child.close()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="ends a process by a signal")
+def test_a_peer_that_was_built_for_another_processor_is_told_so(adapter: Path) -> None:
+    child = opened(adapter)
+    os.kill(child.pid, signal.SIGILL)
+    with pytest.raises(Failed, match=r"code -4 \(an instruction that cannot be used here"):
         child.ask("generate", method="plain", ids=[4], new_tokens=2)
     child.close()
 
