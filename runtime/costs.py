@@ -102,8 +102,8 @@ def run_seconds(run: Callable[[], object], before: Callable[[], object], clock: 
 
 
 def cost_key(bundle: str, provider: str, found: Found, threads: int, widths: Sequence[int] = WIDTHS) -> str:
-    """What a curve depends on. bundle: its hash; found: with the driver and the versions of what takes part."""
-    return json.dumps([bundle, provider, found.driver, sorted(found.versions.items()), threads, *widths])
+    """What a curve depends on. bundle: its hash; found: the device, its driver, the versions of what takes part."""
+    return json.dumps([bundle, provider, found.device, found.driver, sorted(found.versions.items()), threads, *widths])
 
 
 def costs_folder() -> Path:

@@ -90,6 +90,8 @@ def test_stored_and_read(tmp_path: Path) -> None:
     assert save_costs(KEY, CURVE, tmp_path / "new")
     assert load_costs(KEY, tmp_path / "new") == CURVE
     assert load_costs(cost_key("abc", "cpu", FOUND, 4), tmp_path / "new") is None
+    other = Found("another processor", versions=FOUND.versions)
+    assert load_costs(cost_key("abc", "cpu", other, 2), tmp_path / "new") is None
     assert len(list((tmp_path / "new").iterdir())) == 1
 
 
