@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -19,13 +19,20 @@ from spec_edge.runtime.protocols import Session
 from spec_edge.runtime.providers.provider import Found
 from spec_edge.runtime.remembered import folder_of, recall, remember
 
+PAST, FAR = 128, 512
+"""Tokens of past at which costs are measured, and at which it is seen how they grow."""
+
 
 @dataclass(frozen=True)
 class CostCurve:
-    """Seconds of a verify run at each of some widths, ascending; in between, and past the last, linear."""
+    """Seconds of a verify run at each of some widths, ascending; in between, and past the last, linear.
+
+    growth  seconds that each row takes more for each token of text past PAST: attention reads them all
+    """
 
     widths: tuple[int, ...]
     seconds: tuple[float, ...]
+    growth: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.widths or len(self.widths) != len(self.seconds):
@@ -34,6 +41,8 @@ class CostCurve:
             raise SpecError(f"a cost curve's widths must ascend from 1 or more, not {self.widths}")
         if not all(0 < s < float("inf") for s in self.seconds):
             raise SpecError(f"a cost curve's times must be positive, not {self.seconds}")
+        if not 0 <= self.growth < float("inf"):
+            raise SpecError(f"a cost curve's growth must not be negative, not {self.growth}")
 
     def at(self, width: int) -> float:
         """Seconds at this width; below the first measured width, the time of that one."""
@@ -45,12 +54,18 @@ class CostCurve:
         # A falling last segment is noise: past the last width the cost never falls.
         return at if width <= w1 else max(at, s1)
 
+    def over(self, length: int) -> CostCurve:
+        """The curve over a text of this length, as it stays: it grows no further."""
+        more = self.growth * (length - PAST)
+        seconds = (max(s + more * w, s / 2) for w, s in zip(self.widths, self.seconds, strict=True))
+        return replace(self, seconds=tuple(seconds), growth=0.0) if self.growth else self
+
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 16)
 """Kernels work in tiles of rows, so that the curve has steps: the fifth row may cost more than the four before."""
 
-PAST = 128
-"""Tokens of past at which costs are measured."""
+FAR_WIDTH = 8
+"""Most rows of the run that is compared with one row there."""
 
 TIMED = 8
 """Runs of a drafter that are timed."""
@@ -84,10 +99,24 @@ def measured(session: Session, widths: Sequence[int] = WIDTHS) -> CostCurve:
     """The curve of a session over a short text of its own; the session is empty before and after."""
     session.truncate(0)
     try:
-        session.prefill([0] * min(PAST, session.capacity // 2))
-        return measure(session, widths)
+        past = min(PAST, session.capacity // 2)
+        session.prefill([0] * past)
+        curve = measure(session, widths)
+        return replace(curve, growth=_growth(session, curve, past))
     finally:  # also when somebody interrupts: no row of it may be taken for a text's
         session.truncate(0)
+
+
+def _growth(session: Session, near: CostCurve, past: int) -> float:
+    """What a row takes more for each further token, by how the widest run of up to 8 rows compares with one row over a
+    longer text: the machine's speed at that moment does not matter then."""
+    wide = max(w for w in near.widths if w <= FAR_WIDTH)
+    if wide < 4 or session.capacity < FAR + wide or past < PAST:
+        return 0.0
+    session.prefill([0] * (FAR - past))
+    far = measure(session, (1, wide))
+    ratio = far.at(wide) / far.at(1)
+    return max(0.0, ratio * near.at(1) - near.at(wide)) / ((FAR - past) * max(1.0, wide - ratio))
 
 
 def run_seconds(run: Callable[[], object], before: Callable[[], object], clock: Callable[[], float]) -> float:
@@ -117,11 +146,12 @@ def load_costs(key: str, folder: Path | None = None) -> CostCurve | None:
     try:
         if stored is None:
             return None
-        return CostCurve(tuple(int(w) for w in stored["widths"]), tuple(float(s) for s in stored["seconds"]))
+        widths, seconds = tuple(int(w) for w in stored["widths"]), tuple(float(s) for s in stored["seconds"])
+        return CostCurve(widths, seconds, float(stored["growth"]))
     except (ValueError, TypeError, KeyError, OverflowError, SpecError):
         return None
 
 
 def save_costs(key: str, curve: CostCurve, folder: Path | None = None) -> bool:
     """Store it, whole or not at all. False where the folder cannot be written: the next run measures again."""
-    return remember(folder or costs_folder(), key, {"widths": curve.widths, "seconds": curve.seconds})
+    return remember(folder or costs_folder(), key, vars(curve))

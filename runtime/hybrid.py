@@ -149,7 +149,7 @@ class Hybrid:
     def __init__(self, members: Sequence[Drafter], mode: str, cost: CostCurve | None = None) -> None:
         self.members = tuple(members)
         self.mode = mode
-        self._cost = cost
+        self._given = self._cost = cost
         self.enabled = frozenset(range(len(self.members)))
 
     @property
@@ -176,6 +176,7 @@ class Hybrid:
         self.enabled = self.enabled | which if on else self.enabled - which
 
     def start(self, prompt: Sequence[int], read: Output = UNREAD) -> None:
+        self._cost = None if self._given is None else self._given.over(len(prompt))
         for member in self.members:
             member.start(prompt, read)
 

@@ -7,7 +7,7 @@ tokens per second: a part that gives less than the whole's rate lowers it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from spec_edge.runtime.costs import CostCurve
@@ -73,8 +73,9 @@ class Ledger:
         self._cost = cost
         self.start()
 
-    def start(self) -> None:
-        """A new text."""
+    def start(self, cost: CostCurve | None = None) -> None:
+        """A new text. cost: the curve over it."""
+        self._cost = cost or self._cost
         self._made, self._plain, self._passed = START * HOPED, START, 0
 
     def asks(self) -> bool:
@@ -109,6 +110,10 @@ class Pace:
     least: float
     margin: float = 1.2
     next: float = NEXT
+
+    def over(self, length: int) -> Pace:
+        """The same over a text of this length."""
+        return replace(self, cost=self.cost.over(length))
 
     def takes(self, reach: float, likely: float, rows: int) -> bool:
         return likely >= self.least and self._pays(reach * likely, rows, 0)

@@ -141,7 +141,7 @@ class Auto:
     name = "auto"
 
     def __init__(self, inner: Drafter, cost: CostCurve, most: int, belief: Belief | None = None) -> None:
-        self._inner, self._cost, self._most, self._belief = inner, cost, most, belief or Belief()
+        self._inner, self._given, self._most, self._belief = inner, cost, most, belief or Belief()
         self.start(())
 
     @property
@@ -151,6 +151,7 @@ class Auto:
     def start(self, prompt: Sequence[int], read: Output = UNREAD) -> None:
         """A new text: forget the estimates."""
         self._inner.start(prompt, read)
+        self._cost = self._given.over(len(prompt))
         views: list[Callable[[Draft], Draft]] = [first_choices, lambda draft: draft]
         self._shadows = [Shadow(view, Acceptance(self._most, self._belief)) for view in views]
 

@@ -54,7 +54,8 @@ class DraftDrafter:
         self._model, self._options = model, options
         self._sampler, self._drawing = options.sampler, not options.sampler.options.greedy
         self._least = CONFIDENCE if options.confidence is None else options.confidence
-        self._stop, most = self._pace(options)
+        self._given, most = self._pace(options)
+        self._stop = self._given
         self._most = options.draft_tokens or len(options.tree or ()) or most
         # By this law greedy continuations are ranked: penalties stay, nothing is cut.
         whole = replace(options.sampler.options, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
@@ -79,6 +80,7 @@ class DraftDrafter:
     def start(self, prompt: Sequence[int], read: Output = UNREAD) -> None:  # noqa: ARG002
         """Read the prompt, apart from what it shares with the last text."""
         self._prompt = len(prompt)
+        self._stop = self._given.over(len(prompt)) if isinstance(self._given, Pace) else self._given
         self._model.begin()
         self._model.follow(prompt)
 

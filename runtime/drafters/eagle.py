@@ -84,7 +84,7 @@ class Eagle:
         self._model, self._options = model, options
         self._sampler, self._drawing = options.sampler, not options.sampler.options.greedy
         self._least = CONFIDENCE if options.confidence is None else options.confidence
-        self._pace = of_head(options, NAME)
+        self._given = self._pace = of_head(options, NAME)
         self._ledger = None if self._pace is None else Ledger(self._pace.cost)
         self._spent: float | None = None
         self._laws = DrawnLaws(options.draft_tokens or DRAFT_TOKENS, model.tokens)
@@ -110,8 +110,9 @@ class Eagle:
 
     def start(self, prompt: Sequence[int], read: Output = UNREAD) -> None:
         self._prompt, self._spent = len(prompt), None
-        if self._ledger is not None:
-            self._ledger.start()
+        if self._given is not None and self._ledger is not None:
+            self._pace = self._given.over(len(prompt))
+            self._ledger.start(self._pace.cost)
         self._model.begin(prompt, self._features(read))
 
     def observe(self, verdict: Verdict, draft: Draft, output: Output) -> None:

@@ -56,7 +56,7 @@ class Medusa:
         self._hidden: NDArray[np.float32] | None = None
         self._found: Candidates | None = None
         self._trees: dict[int, tuple[tuple[Ranks, ...], tuple[int, ...]]] = {}
-        self._pace = of_head(options, NAME)
+        self._given = self._pace = of_head(options, NAME)
         self._ledger = None if self._pace is None else Ledger(self._pace.cost)
         self._spent: float | None = None
 
@@ -76,11 +76,12 @@ class Medusa:
         """Seconds that drafting took."""
         return (self.seconds or 0.0) if len(draft) else 0.0
 
-    def start(self, prompt: Sequence[int], read: Output = UNREAD) -> None:  # noqa: ARG002
+    def start(self, prompt: Sequence[int], read: Output = UNREAD) -> None:
         """The prompt's last row predicts what follows the first new token."""
         self._found = self._spent = None
-        if self._ledger is not None:
-            self._ledger.start()
+        if self._given is not None and self._ledger is not None:
+            self._pace = self._given.over(len(prompt))
+            self._ledger.start(self._pace.cost)
         self._hidden = None if read.hidden is None else read.hidden[-1].copy()
 
     def propose(self, context: Context, width: int) -> Draft:

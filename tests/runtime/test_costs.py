@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 
 from spec_edge.models.contract import SpecError
-from spec_edge.runtime import remembered
+from spec_edge.runtime import costs, remembered
 from spec_edge.runtime.costs import CostCurve, cost_key, load_costs, measure, measured, save_costs
+from spec_edge.runtime.draft import Draft, Output
 from spec_edge.runtime.providers.provider import Found
 from spec_edge.runtime.remembered import place
 from spec_edge.runtime.sessions.toy import ToySession
 
-CURVE = CostCurve((1, 2, 4, 8), (1.0, 1.2, 2.0, 4.0))
+CURVE = CostCurve((1, 2, 4, 8), (1.0, 1.2, 2.0, 4.0), 0.01)
 FOUND = Found("a processor", versions={"onnxruntime": "1.32.0"})
 KEY = cost_key("abc", "cpu", FOUND, 2)
 
@@ -83,6 +84,47 @@ def test_measure_needs_a_text_and_keeps_to_the_room() -> None:
         measure(session, (1,))
     session.prefill([1, 2, 3])
     assert measure(session, (1, 2, 4, 8), repeats=1).widths == (1, 2)
+
+
+class Clocked(ToySession):
+    """Its runs take what a model of their rows and their text says; the machine's speed changes as the text grows."""
+
+    slow = 1.0
+
+    def verify(self, pending: int, draft: Draft) -> Output:
+        rows = 1 + len(draft)
+        self.now += (2.0 + 0.25 * rows + 0.001 * rows * (self.length - costs.PAST)) * (
+            self.slow if self.length > 300 else 1
+        )
+        return super().verify(pending, draft)
+
+
+@pytest.mark.parametrize("slow", [1.0, 0.4, 2.5])
+def test_how_costs_grow_with_the_text_is_seen_whatever_the_machines_speed(
+    slow: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = Clocked(capacity=600, max_width=16)
+    session.now, session.slow = 0.0, slow  # type: ignore[attr-defined]
+    real = costs.measure
+    monkeypatch.setattr(costs, "measure", lambda s, widths: real(s, widths, clock=lambda: s.now))
+    curve = measured(session)
+    assert session.length == 0 and curve.at(8) == pytest.approx(4.0) and curve.growth == pytest.approx(0.001)
+    assert curve.over(costs.PAST) == CostCurve(curve.widths, curve.seconds)
+    for length in (0, 64, 1000, 4000):
+        for width in (1, 4, 16):
+            want = max(2.0 + 0.25 * width + 0.001 * width * (length - costs.PAST), curve.at(width) / 2)
+            assert curve.over(length).at(width) == pytest.approx(want)
+    assert curve.over(1000).over(2000) == curve.over(1000)
+
+
+def test_a_short_context_or_few_rows_say_nothing_of_growth() -> None:
+    assert measured(ToySession(capacity=300)).growth == 0
+    assert measured(ToySession(capacity=600, max_width=2)).growth == 0
+    flat = CostCurve((1, 4), (1.0, 2.0))
+    assert flat.over(5000) is flat
+    for growth in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(SpecError, match="growth"):
+            CostCurve((1,), (1.0,), growth)
 
 
 def test_stored_and_read(tmp_path: Path) -> None:

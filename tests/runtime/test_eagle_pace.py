@@ -20,7 +20,7 @@ from spec_edge.runtime.drafters.options import DrafterOptions
 from spec_edge.runtime.eagle_model import EagleModel
 from spec_edge.runtime.eagle_rows import Level
 from spec_edge.runtime.hybrid import compose
-from spec_edge.runtime.providers.provider import ProviderFailed
+from spec_edge.runtime.providers.provider import Found, ProviderFailed
 from spec_edge.runtime.sampling import Sampler, Sampling
 from spec_edge.runtime.worth import worth
 
@@ -171,7 +171,7 @@ def test_a_time_is_kept_for_the_machine_and_a_failure_is_none(tmp_path: Path, mo
             return 0.25
 
     def found(width: int) -> dict[str, float]:
-        place = SimpleNamespace(on=SimpleNamespace(name="cpu"), found=SimpleNamespace(driver="", versions={}))
+        place = SimpleNamespace(on=SimpleNamespace(name="cpu"), found=Found("a processor"))
         facts = SimpleNamespace(model=SimpleNamespace(hidden_size=width))
         known = curves.Curves({"eagle": place}, {"target": 2}, lambda: None)  # type: ignore[dict-item]
         networks = {"eagle": Timed(Known(), SIZE), "medusa": SimpleNamespace()}

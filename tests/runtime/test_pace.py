@@ -10,6 +10,7 @@ from spec_edge.runtime.costs import CostCurve
 from spec_edge.runtime.draft import Context, Draft, Verdict
 from spec_edge.runtime.draft_model import DraftModel
 from spec_edge.runtime.drafted import greedy_chain
+from spec_edge.runtime.drafters import auto
 from spec_edge.runtime.drafters import draft as drafting
 from spec_edge.runtime.drafters.options import DrafterOptions
 from spec_edge.runtime.pace import Confidence, Ledger, Pace
@@ -98,3 +99,25 @@ def test_costs_shorten_the_chains_of_a_draft_model() -> None:
             assert len(draft) == len(drafting.create(free).propose(Context((1, 2, 3), generator(0)), 8))
         elif step == 9.0:
             assert len(draft) <= 1
+
+
+def test_over_a_long_text_rows_are_dearer() -> None:
+    growing = CostCurve(TILES.widths, TILES.seconds, 0.001)
+    pace = Pace(growing, 0.1, 0.0)
+    lengths = [chain(pace.over(length), [0.8] * 7) for length in (0, 128, 500, 1000, 3000)]
+    assert lengths == sorted(lengths, reverse=True) and lengths[1] == 3 and lengths[-1] <= 1
+    widths = [Adaptive(growing).rows(length, 8) for length in (0, 128, 500, 1000, 3000)]
+    assert widths == sorted(widths, reverse=True) and widths[0] > widths[-1]
+
+
+def test_methods_weigh_the_costs_over_their_own_text() -> None:
+    """A copy pays less over a long prompt; the next text begins anew."""
+    growing = CostCurve((1, 2, 3, 4, 5, 6, 8), (1.0, 1.1, 1.2, 1.3, 1.4, 1.9, 2.4), 0.01)
+    loop = [1, 2, 3, 4, 5, 6, 7, 8] * 5
+    drafter = auto.create(DrafterOptions(cost=growing))
+    rows = []
+    for length in (40, 4000, 40):
+        text = (loop * (length // 40))[:length]
+        drafter.start(text)
+        rows.append(len(drafter.propose(Context(tuple(text), generator(0)), 8)))
+    assert rows[0] == rows[2] > rows[1]
