@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -42,6 +41,7 @@ from spec_edge.runtime.sampling import Sampler, Sampling
 from spec_edge.runtime.stops import TextStream
 from spec_edge.runtime.stream import INTERRUPTED, Generation, Owner, Stream
 from spec_edge.runtime.text import Text
+from spec_edge.runtime.turn import Turn
 
 __all__ = ["INTERRUPTED", "LLM", "Generation", "Options", "SpecError", "Stream", "load"]
 
@@ -161,7 +161,7 @@ class LLM:
         self._pools: dict[tuple[str | int | float | None, ...], Pool | None] = {}
         self._current: Stream | None = None
         self._last: Engine | None = None
-        self.turn = threading.RLock()
+        self.turn = Turn()
 
     @property
     def session(self) -> Session:

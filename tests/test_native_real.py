@@ -9,6 +9,7 @@ import pytest
 
 from spec_edge.runtime import load, quality
 from spec_edge.runtime.api import LLM
+from spec_edge.runtime.bench import curve
 from spec_edge.runtime.bundle import open_bundle
 from spec_edge.runtime.options import Options
 from spec_edge.runtime.providers.opening import opener
@@ -73,3 +74,11 @@ def test_its_distance_from_fp32_is_the_bundles(default_bundle: Path) -> None:
     stated = bundle.manifest.quality
     assert found is not None
     assert found.kl <= 1.2 * stated.kl and found.top1 >= stated.top1 - 0.01
+
+
+def test_the_benchmark_times_every_network_on_it(default_bundle: Path) -> None:
+    bundle, on = open_bundle(default_bundle), provider("native")
+    graphs = [g for g in bundle.manifest.graphs if g.lowering == "fused" and g.past is None]
+    rows = [curve._row(bundle, graph, on, 2, len) for graph in graphs]
+    assert {row["network"] for row in rows} == {"target", "eagle", "medusa"}
+    assert all(min(row.get("ms", [0])) > 0 for row in rows), rows

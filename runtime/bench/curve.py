@@ -91,6 +91,9 @@ def _alone(opened: Opened, graph: GraphSpec, width: int) -> float:
     for name, value in (("seqlens_k", PAST + width - 1), ("total_len", known["M"])):
         if name in feeds:
             feeds[name][...] = value
+    for name, array in outputs.items():  # a fused cache is written in place, as in a session
+        past = feeds.get(name.replace("present_", "past_"))
+        outputs[name] = past if past is not None and past.shape == array.shape else array
     run, times = opened.bind(feeds, outputs), []
     for turn in range(REPEATS + 1):
         begun = perf_counter()

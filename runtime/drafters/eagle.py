@@ -42,6 +42,9 @@ NOTHING = (0, -1.0)
 NO_LAW = Law(np.zeros(1, np.int64), np.full(1, -1.0))
 """The same as a law."""
 
+ROUNDING = 1e-3
+"""What a log-probability may be above 0."""
+
 DRAFT_TOKENS = 4
 PACED_TOKENS, SIBLINGS = 5, 4
 """Most levels of a draft that costs end, and tokens of each level."""
@@ -224,15 +227,17 @@ class Eagle:
         if self._ranking.changes and (logits := self._model.logits(level, row)) is not None:
             return [(t, math.log(p)) for t, p in likeliest(self._ranking.law(logits, self._past(path)), count)]
         pairs = zip(level.ids[row].tolist(), level.logprobs[row].tolist(), strict=True)
-        return [(token, score) for token, score in pairs if token < self._model.tokens and score > -math.inf][:count]
+        known = [(token, min(score, 0.0)) for token, score in pairs if 0 <= token < self._model.tokens]
+        return [(token, score) for token, score in known if score > -math.inf][:count]
 
     def _sound(self, level: Level, row: int, path: Sequence[int]) -> bool:
         """Whether a row's law is one. FloatingPointError right after the text; further down a head may run away from
         its own features, and is followed no further."""
         best = float(level.logprobs[row, 0])
-        if not path and not math.isfinite(best):
+        sound = math.isfinite(best) and best <= ROUNDING
+        if not path and not sound:
             raise FloatingPointError(f"a log-probability is {best}")
-        return math.isfinite(best)
+        return sound
 
     def _past(self, path: Sequence[int]) -> Past:
         """What stands before a row; only penalties and bad words ask for it."""

@@ -93,7 +93,7 @@ class Medusa:
         if self._hidden is None or nodes < 1 or not self._asked(nodes):
             return EMPTY, []
         if self._found is None:
-            self._found = self._session.run(self._hidden)
+            self._found = self._known(*self._session.run(self._hidden))
         ids, logs = self._found
         paths, above = self._tree(nodes, logs) if self._pace is None else self._worth(self._pace, nodes, logs)
         tokens = [int(ids[len(path) - 1, path[-1]]) for path in paths]
@@ -109,6 +109,12 @@ class Medusa:
             self._spent = None
         self._found = None
         self._hidden = None if output.hidden is None else output.hidden[verdict.rows[-1]].copy()
+
+    def _known(self, ids: NDArray[np.int32], logs: NDArray[np.float32]) -> Candidates:
+        """Ids that the model has not become one that it has: the text never takes a wrong one."""
+        tokens = self._options.sampler.tokens
+        wrong = (ids < 0) | (ids >= tokens if tokens is not None else False)
+        return (np.where(wrong, 0, ids) if wrong.any() else ids), logs
 
     def _tree(self, nodes: int, logs: NDArray[np.float32]) -> tuple[tuple[Ranks, ...], tuple[int, ...]]:
         """Paths, shallow ones first, and the row of each one's beginning."""

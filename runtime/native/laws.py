@@ -59,7 +59,7 @@ def part(t: State, node: Node) -> None:
     step = next((s for s in steps if s is not None), None)
     if found is None or step is None or any(s is not step for s in steps if s is not None):
         raise t.refused("it is no part of a law that spec-edge writes")
-    if node.numbers.get("axis", 1) not in (-1, 1) or not node.numbers.get("keepdims", 1):
+    if (node.kind == "Gather" and node.numbers.get("axis", 0) not in (-1, 1)) or not node.numbers.get("keepdims", 1):
         raise t.refused("it goes along another axis")
     made: Value = View(step.f[1], 0, step.width) if found == "logprobs" else Part(found, step)
     t.values[node.outputs[0]] = made

@@ -83,14 +83,16 @@ class NativeOpened:
         return lambda: self._run(bound)
 
     def close(self) -> None:
-        if (threads := self._threads) is not None:
-            with threads.lock:
+        if (threads := self._threads) is not None and threads.here:
+            with threads.lock:  # after a run that is going on
                 self._threads = None
+        self._threads = None
 
     def _run(self, bound: Bound) -> None:
         """ProviderFailed: an input names a token, position, row or place that is not there."""
         if (threads := self._threads) is None:
             raise ProviderFailed("this graph is closed")
+        threads.ours()
         with threads.lock:
             if self._threads is None:
                 raise ProviderFailed("this graph is closed")

@@ -105,6 +105,8 @@ def attend(t: State, node: Node) -> None:
     rope = Step(ROPE, [v.buffer for v in views], columns=columns, cos=cos, sin=sin, heads=shape)
     f, q = t.made(node.outputs[0], heads * dim)
     scale = node.reals.get("scale", dim**-0.5)
+    if not 0 < scale < float("inf"):
+        raise t.refused(f"its scale is {scale}")
     attend = Step(ATTEND, [views[0].buffer, f], [q], columns=columns[:1], scale=scale, heads=shape)
     t.program.steps += [rope, attend]
 

@@ -28,11 +28,19 @@ class Threads:
         weakref.finalize(self, _free, self._pool, self._process)
 
     def run(self, reference: Any) -> int:
-        """What native_run gives. ProviderFailed: they are another process's."""
-        if os.getpid() != self._process:
-            raise ProviderFailed("this process was forked from the one that loaded the model: load it here")
+        """What native_run gives; whoever calls holds `lock`."""
         code: int = library().native_run(self._pool, reference)
         return code
+
+    @property
+    def here(self) -> bool:
+        """Whether this is the process that began them."""
+        return os.getpid() == self._process
+
+    def ours(self) -> None:
+        """Before `lock`, which somebody may have held at the fork. ProviderFailed: they are another process's."""
+        if not self.here:
+            raise ProviderFailed("this process was forked from the one that loaded the model: load it here")
 
 
 _SHARED: weakref.WeakValueDictionary[tuple[int, int], Threads] = weakref.WeakValueDictionary()

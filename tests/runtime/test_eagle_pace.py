@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,6 +30,7 @@ TILES = CostCurve((1, 2, 3, 4, 5, 6, 8, 16), (1.0, 1.1, 1.2, 1.3, 1.9, 2.0, 2.4,
 FLAT = CostCurve((1, 16), (1.0, 1.2))
 TEXT = [3, 1, 2, 9]
 RNG = np.random.default_rng(0)
+HERE = Context(tuple(TEXT), RNG)
 Tokens = tuple[int, ...]
 
 
@@ -179,3 +181,38 @@ def test_a_time_is_kept_for_the_machine_and_a_failure_is_none(tmp_path: Path, mo
 
     assert found(12) == found(12) == {"eagle": 0.25} and asked == [12]
     assert found(13) == {}
+
+
+class Wrong(Known):
+    """Says what no law says."""
+
+    def __init__(self, more: float = 0.0, first: int | None = None, deep: bool = False) -> None:
+        super().__init__()
+        self._more, self._first, self._deep = more, first, deep
+
+    def _level(self, paths: Sequence[Tokens], rows: int) -> Level:
+        level = super()._level(paths, rows)
+        if self._deep and paths == [()]:
+            return level
+        ids = level.ids.copy()
+        if self._first is not None:
+            ids[:, 0] = self._first
+        return replace(level, ids=ids, logprobs=level.logprobs + np.float32(self._more))
+
+
+def test_log_probabilities_above_nothing_end_the_drafting_and_not_the_text() -> None:
+    paced: dict[str, Any] = {"cost": TILES, "network_seconds": {"eagle": 0.05}}
+    for options in (paced, {}, {"tree": (2, 1)}):
+        with pytest.raises(ProviderFailed, match="a log-probability is"):
+            told(Wrong(8.0), **options).propose(HERE, 8)
+        draft = told(Wrong(8.0, deep=True), **options).propose(HERE, 8)
+        assert set(draft.parents) == {ROOT}  # it is followed no further
+        assert len(told(Wrong(1e-6), **options).propose(HERE, 8))
+
+
+@pytest.mark.parametrize("first", [-1, SIZE, 10**6])
+def test_ids_that_the_model_has_not_are_not_drafted(first: int) -> None:
+    paced: dict[str, Any] = {"cost": TILES, "network_seconds": {"eagle": 0.05}}
+    for options in (paced, {}, {"tree": (2, 1)}):
+        draft = told(Wrong(first=first), **options).propose(HERE, 8)
+        assert all(0 <= token < SIZE for token in draft.tokens)

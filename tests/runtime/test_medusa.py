@@ -18,7 +18,7 @@ from spec_edge.runtime.drafters import medusa, plain, prompt_lookup
 from spec_edge.runtime.drafters.options import DrafterOptions
 from spec_edge.runtime.engine import Engine, Limits
 from spec_edge.runtime.hybrid import compose
-from spec_edge.runtime.sampling import Sampling
+from spec_edge.runtime.sampling import Sampler, Sampling
 from spec_edge.runtime.sessions.toy import ToySession
 from spec_edge.runtime.trees import fitting, paths_of
 
@@ -275,3 +275,19 @@ def test_dear_heads_are_not_asked_and_cheap_rows_make_whole_trees() -> None:
     assert not len(dear.propose(Context((1, 2, 3), np.random.default_rng(0)), 17)) and not heads.runs
     for more in ({"cost": CostCurve((1, 16), (1.0, 1.2))}, {"cost": TILES, "draft_tokens": 4}):
         assert made(random_answers, network_seconds={"medusa": 0.1}, **more).seconds is None
+
+
+class Strangers(Heads):
+    """Every other candidate is an id that the model has not."""
+
+    def run(self, hidden: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        ids, logs = super().run(hidden)
+        ids[:, ::2] = np.where(ids[:, ::2] % 2, -1, 10**6)
+        return ids, logs
+
+
+@pytest.mark.parametrize("tree", [{}, {"tree": (3, 2, 1)}, {"draft_tokens": 2}])
+def test_ids_that_the_model_has_not_leave_the_text_alone(tree: dict[str, Any]) -> None:
+    sampler = Sampler(Sampling(), (), V)
+    strange = made(random_answers, Strangers(random_answers), sampler=sampler, **tree)
+    assert text(strange).ids == text(plain.create(DrafterOptions())).ids
