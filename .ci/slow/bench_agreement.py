@@ -47,6 +47,11 @@ def main(paths: list[str]) -> int:
         print(f"| {decode[0]} | {cells} | {100 * moved:+.1f} % |")
     worst = max(abs(b / a - 1) for _, _, a, b in found)
     print(f"\nlargest of {len(found)}: {100 * worst:.1f} %")
+    speeds = [r["machine"].get("memory_gb_s") for r in (first, second)]
+    if all(speeds):
+        print(
+            "memory, GB/s: " + ", then ".join(f"{s['median']:.1f} ({s['low']:.1f} to {s['high']:.1f})" for s in speeds)
+        )
     return int(worst > MOST)
 
 

@@ -69,6 +69,7 @@ def run(settings: Settings, progress: Progress, keep: Callable[[State], object])
             del found["failed"]
             settled = _settings(settings, threads, len(questions), sat.held)
             told = {"contenders": without_folders(states), "memory": without_folders(dict(sat.memory))}
+            told["machine"] = facts | {"memory_gb_s": sat.speed}
             return same | found | told | {"settings": settled}
 
         sat = sittings.sit(settings, weights, ours, items, progress, lambda sat: keep(so_far(sat, None)))

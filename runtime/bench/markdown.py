@@ -34,6 +34,8 @@ def conditions(report: Report) -> str:
     text = "greedy" if how["temperature"] == 0 else f"sampled at temperature {how['temperature']:g}"
     busy = machine["load"]
     note = "" if busy is None else f" Load before the run: {busy:.1f}."
+    if speed := machine.get("memory_gb_s"):
+        note += f" Memory gave {speed['median']:.0f} ({speed['low']:.0f} to {speed['high']:.0f}) GB/s meanwhile."
     held = how.get("sittings", 1)
     sittings = "" if held == 1 else f", the peers in {held} sittings with every method of spec-edge in each"
     repeats = "once" if how["repeat"] == 1 else f"{how['repeat']} times"

@@ -42,12 +42,18 @@ class Measured(NamedTuple):
 
 
 def measure(
-    contenders: Sequence[Contender], items: Sequence[Item], repeats: int, tick: Tick = int, first: int = 0
+    contenders: Sequence[Contender],
+    items: Sequence[Item],
+    repeats: int,
+    tick: Tick = int,
+    first: int = 0,
+    before: Tick = int,
 ) -> Measured:
     """One sitting. Each contender runs the first item once before, unrecorded.
 
     tick   is called after every run, also one that is left out because its contender has failed
     first  number of the first repeat: an earlier sitting had those before it
+    before  is called before each item
     """
     records: list[Record] = []
     failures: dict[str, str] = {}
@@ -67,6 +73,7 @@ def measure(
         run(contender, items[0], None)
     for repeat in range(first, first + repeats):
         for number, item in enumerate(items):
+            before()
             for contender in rotated(contenders, number + repeat):
                 run(contender, item, repeat)
     names = [c.name for c in contenders if c.name not in failures]

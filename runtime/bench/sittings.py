@@ -17,6 +17,7 @@ from spec_edge.runtime.bench import order, own, peer
 from spec_edge.runtime.bench.memory import usage
 from spec_edge.runtime.bench.order import Measured
 from spec_edge.runtime.bench.peer import Peer, PeerContender, Wanted
+from spec_edge.runtime.bench.probe import Probe
 from spec_edge.runtime.bench.process import NotInstalled
 from spec_edge.runtime.bench.runs import Contender, Failed, Item
 from spec_edge.runtime.bench.settings import Settings
@@ -32,13 +33,15 @@ State = dict[str, Any]
 
 @dataclass
 class Sat:
-    """What the sittings gave. states: what each contender is, or why it is absent. memory: by a peer's label."""
+    """What the sittings gave. states: what each contender is, or why it is absent. memory: by a peer's label. speed: of
+    the machine's memory meanwhile."""
 
     states: State
     measured: Measured = field(default_factory=lambda: Measured([], [], {}))
     peers: list[Peer] = field(default_factory=list)
     memory: State = field(default_factory=dict)
     held: int = 0
+    speed: dict[str, float] | None = None
 
 
 def sit(
@@ -52,15 +55,23 @@ def sit(
     """All of them: one where every peer may be open at once. Nobody who fails stops the others. between: gets what
     there is after each sitting that others follow."""
     wanted = peer.wanted(settings.peers)
-    sat = Sat({one.name: {"kind": "own"} for one in ours})
+    sat, probe = Sat({one.name: {"kind": "own"} for one in ours}), Probe(settings.thread_count)
     groups = _groups(wanted, settings.peers_at_once)
     for number, group in enumerate(groups, 1):
         with opened(settings, group, weights, sat.states, progress) as peers:
             if peers or (number == len(groups) and not sat.held):
-                _one(settings, [*ours, *(PeerContender(p, m) for p in peers for m in p.methods)], items, sat, progress)
+                _one(
+                    settings,
+                    [*ours, *(PeerContender(p, m) for p in peers for m in p.methods)],
+                    items,
+                    sat,
+                    progress,
+                    probe,
+                )
                 _tell(sat, peers)
         if sat.held and number < len(groups):
             between(sat)
+    probe.close()
     for name, why in sat.measured.failures.items():
         sat.states[name] |= {"absent": why, "status": "failed"}
     return sat
@@ -72,11 +83,17 @@ def _groups(wanted: Sequence[Wanted], most: int | None) -> list[Sequence[Wanted]
 
 
 def _one(
-    settings: Settings, contenders: Sequence[Contender], items: Sequence[Item], sat: Sat, progress: Progress
+    settings: Settings,
+    contenders: Sequence[Contender],
+    items: Sequence[Item],
+    sat: Sat,
+    progress: Progress,
+    probe: Probe,
 ) -> None:
     progress.stage("measuring", order.runs_in_all(len(contenders), len(items), settings.repeat))
     first = settings.repeat * sat.held
-    found = order.measure(contenders, items, settings.repeat, lambda: _settle(progress), first)
+    found = order.measure(contenders, items, settings.repeat, lambda: _settle(progress), first, probe.ask)
+    sat.speed = probe.told()
     sat.measured = sat.measured.and_then(found)
     sat.held += 1
 

@@ -108,6 +108,7 @@ def test_no_more_peers_are_open_than_asked(
         number = found.states[name]["sitting"]
         assert repeats[name] == {2 * number - 2, 2 * number - 1} <= repeats["plain"]
     assert set(found.memory) == {"fake:a", "fake:b", "fake:c"} and len(found.peers) == 3
+    assert found.speed is not None and 0 < found.speed["low"] <= found.speed["median"] <= found.speed["high"]
 
 
 def test_a_sitting_of_which_no_peer_opens_is_left_out(
