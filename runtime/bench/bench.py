@@ -55,7 +55,6 @@ def run(settings: Settings, progress: Progress, keep: Callable[[State], object])
         times = curve.of_session(llm.session)
         same = {
             "format": FORMAT,
-            "machine": facts,
             "model": _model(llm),
             "definitions": DEFINITIONS,
             "questions": [_question(item) for item in items],

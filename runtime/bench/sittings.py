@@ -6,7 +6,7 @@ Enters: settings, our contenders, items. Leaves: the runs of every sitting, the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from time import sleep
 from typing import Any
@@ -55,23 +55,17 @@ def sit(
     """All of them: one where every peer may be open at once. Nobody who fails stops the others. between: gets what
     there is after each sitting that others follow."""
     wanted = peer.wanted(settings.peers)
-    sat, probe = Sat({one.name: {"kind": "own"} for one in ours}), Probe(settings.thread_count)
+    sat = Sat({one.name: {"kind": "own"} for one in ours})
     groups = _groups(wanted, settings.peers_at_once)
-    for number, group in enumerate(groups, 1):
-        with opened(settings, group, weights, sat.states, progress) as peers:
-            if peers or (number == len(groups) and not sat.held):
-                _one(
-                    settings,
-                    [*ours, *(PeerContender(p, m) for p in peers for m in p.methods)],
-                    items,
-                    sat,
-                    progress,
-                    probe,
-                )
-                _tell(sat, peers)
-        if sat.held and number < len(groups):
-            between(sat)
-    probe.close()
+    with closing(Probe(settings.thread_count)) as probe:
+        for number, group in enumerate(groups, 1):
+            with opened(settings, group, weights, sat.states, progress) as peers:
+                if peers or (number == len(groups) and not sat.held):
+                    everybody = [*ours, *(PeerContender(p, m) for p in peers for m in p.methods)]
+                    _one(settings, everybody, items, sat, progress, probe)
+                    _tell(sat, peers)
+            if sat.held and number < len(groups):
+                between(sat)
     for name, why in sat.measured.failures.items():
         sat.states[name] |= {"absent": why, "status": "failed"}
     return sat
