@@ -61,7 +61,7 @@ def sit(
         for number, group in enumerate(groups, 1):
             with opened(settings, group, weights, sat.states, progress) as peers:
                 if peers or (number == len(groups) and not sat.held):
-                    everybody = [*ours, *(PeerContender(p, m) for p in peers for m in p.methods)]
+                    everybody: list[Contender] = [*ours, *(PeerContender(p, m) for p in peers for m in p.methods)]
                     _one(settings, everybody, items, sat, progress, probe)
                     _tell(sat, peers)
             if sat.held and number < len(groups):
