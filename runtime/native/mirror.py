@@ -10,7 +10,7 @@ EMBED, NORM, QUANTISE, GATHER, MATMUL, SWIGLU, ROPE, ATTEND, JOIN, SPREAD, TOP =
 U4_OFFSET, U4_MIDDLE, U5_OFFSET, U5_MIDDLE, U6_SIXTEEN, S8_BLOCK = range(6)
 """How a matrix is packed."""
 
-WIDEST_HEAD, QUERIES_AT_ONCE, MOST_BEST = 256, 4, 16
+WIDEST_HEAD, QUERIES_AT_ONCE, MOST_BEST = 256, 8, 16
 """Numbers of the widest head; queries that attention takes together; the most that a TOP stage gives."""
 
 MOST = 4
@@ -111,7 +111,7 @@ class Run(Structure):
     ]
 
 
-VERSION = 3
+VERSION = 4
 """Of what Python and the kernels agree on; a change of either side's meaning makes it another."""
 
 BYTES = {U4_OFFSET: 160, U4_MIDDLE: 144, U5_OFFSET: 192, U5_MIDDLE: 176, U6_SIXTEEN: 224, S8_BLOCK: 272}

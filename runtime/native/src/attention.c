@@ -1,4 +1,4 @@
-/* Attention of up to four queries of one key and value head over the cache, in fp32.
+/* Attention of up to eight queries of one key and value head over the cache, in fp32.
  *
  * The columns that a row sees are taken in order and numbered without gaps, and every sum runs over those numbers: what a
  * row sees decides its result, not the slots at which it lies or what else is beside it. Queries that stand together share
@@ -9,8 +9,8 @@
 
 #include <immintrin.h>
 
-/* FEW: columns that are added for one query before the next. LINE: floats that memory brings at once. */
-enum { MOST = QUERIES_AT_ONCE, FEW = 32, LINE = 16 };
+/* FEW: columns that are added for one query before the next. */
+enum { MOST = QUERIES_AT_ONCE, FOUR = 4, FEW = 32 };
 
 /* query, out  of each; sees: columns it sees, of which the first `prefix` are the first slots, the rest in `seen` */
 typedef struct {
@@ -47,6 +47,11 @@ INLINE __m256 sums8(const __m256 *s) {
     return _mm256_insertf128_ps(_mm256_castps128_ps256(low), high, 1);
 }
 
+/* Asks for `count` numbers of what is read in order, CACHE_AHEAD of them later. */
+INLINE void ask_ahead(const float *x, int count) {
+    for (int i = 0; i < count; i += LINE_FLOATS) _mm_prefetch((const char *)(x + CACHE_AHEAD + i), _MM_HINT_T0);
+}
+
 /* R queries times 8 / R keys (R = 3: two), which are rows of `dim` numbers: the products, query by query. */
 INLINE __m256 products(const int R, const int keys, const Query *q, const float *const *key, int dim) {
     __m256 s[8];
@@ -68,6 +73,7 @@ INLINE void score_common(const int R, const Query *q, const float *keys, int com
     for (int i = 0; i < common; i += at_once) {
         const float *key[8];
         float made[8];
+        ask_ahead(keys + (size_t)i * dim, at_once * dim);
         for (int j = 0; j < at_once; j++) key[j] = keys + (size_t)(i + j) * dim;
         _mm256_storeu_ps(made, _mm256_mul_ps(products(R, at_once, q, key, dim), scale));
         for (int r = 0; r < R; r++)
@@ -82,7 +88,7 @@ INLINE const float *column(const Query *q, const float *rows, int at, int dim) {
 /* Asks for columns [at, at + count) of a query, which may lie anywhere. */
 INLINE void ask(const Query *q, const float *rows, int at, int count, int dim) {
     for (int i = at; i < at + count && i < q->sees; i++)
-        for (int d = 0; d < dim; d += LINE) _mm_prefetch((const char *)(column(q, rows, i, dim) + d), _MM_HINT_T0);
+        for (int d = 0; d < dim; d += LINE_FLOATS) _mm_prefetch((const char *)(column(q, rows, i, dim) + d), _MM_HINT_T0);
 }
 
 /* Scores of the columns from `from` on for R queries of one row. */
@@ -111,12 +117,13 @@ AVX2 static float highest(const float *x, int count) {
 
 /* Sums of WIDE vectors of the values of the common slots from column d on, weighted, for R queries. */
 INLINE void weigh(const int R, const int WIDE, const Query *q, const float *values, int common, int dim, int d, float (*out)[WIDEST_HEAD]) {
-    __m256 sum[MOST][4];
+    __m256 sum[FOUR][4];
     for (int r = 0; r < R; r++)
         for (int j = 0; j < WIDE; j++) sum[r][j] = _mm256_setzero_ps();
     for (int i = 0; i < common; i++) {
         const float *value = values + (size_t)i * dim + d;
         __m256 v[4];
+        if (d % LINE_FLOATS == 0) ask_ahead(value, WIDE * LANES);
         for (int j = 0; j < WIDE; j++) v[j] = _mm256_loadu_ps(value + LANES * j);
         for (int r = 0; r < R; r++) {
             const __m256 p = _mm256_broadcast_ss(q[r].scores + i);
@@ -159,57 +166,92 @@ INLINE int together(const Query *q, int r, int count) {
     return n;
 }
 
-INLINE void mix(const int R, const Query *q, const float *keys, const float *values, int common, int dim, float scale, float (*out)[WIDEST_HEAD]) {
-    enum { FOUR = 4, TWO = 2 };
+/* The slots that all of them see, as far as a vector of them is full. */
+static int common_of(const Query *q, int count) {
+    int common = q->prefix;
+    for (int r = 1; r < count; r++) common = q[r].prefix < common ? q[r].prefix : common;
+    return common & ~(LANES - 1);
+}
+
+/* Scores of the columns behind the common ones, and of all columns what the softmax makes of them; its sums' inverses. */
+AVX2 static void soften(int R, const Query *q, const float *keys, int common, int dim, float scale, float *inverse) {
     const __m256 by = _mm256_set1_ps(scale);
-    score_common(R, q, keys, common, dim, by);
     for (int r = 0, n; r < R; r += n) score_rest(n = together(q, r, R), q + r, keys, common, dim, by);
-    float inverse[MOST];
     for (int r = 0; r < R; r++) {
         const int sees = q[r].sees; /* a row that sees nothing gives zeros */
         inverse[r] = sees ? 1.0f / exp_sum(q[r].scores, sees, highest(q[r].scores, sees)) : 0.0f;
     }
-    if (R == MOST) {
-        for (int d = 0; d < dim; d += LANES * TWO) weigh(R, TWO, q, values, common, dim, d, out);
-    } else {
-        for (int d = 0; d < dim; d += LANES * FOUR) weigh(R, FOUR, q, values, common, dim, d, out);
-    }
+}
+
+/* Adds the values behind the common ones. */
+AVX2 static void end(int R, const Query *q, const float *values, int common, int dim, const float *inverse, float (*out)[WIDEST_HEAD]) {
     for (int r = 0, n; r < R; r += n) weigh_rest(n = together(q, r, R), q + r, values, common, dim, out + r);
     for (int r = 0; r < R; r++)
         for (int d = 0; d < dim; d += LANES)
             _mm256_storeu_ps(out[r] + d, _mm256_mul_ps(_mm256_loadu_ps(out[r] + d), _mm256_set1_ps(inverse[r])));
 }
 
-#define MIX_OF(R)                                                                                                            \
-    AVX2 static void mix_##R(const Query *q, const float *keys, const float *values, int common, int dim, float scale,       \
-                             float (*out)[WIDEST_HEAD]) {                                                                    \
-        mix(R, q, keys, values, common, dim, scale, out);                                                                    \
+INLINE void mix(const int R, const Query *q, const float *keys, const float *values, int dim, float scale, float (*out)[WIDEST_HEAD]) {
+    const int common = common_of(q, R);
+    float inverse[FOUR];
+    score_common(R, q, keys, common, dim, _mm256_set1_ps(scale));
+    soften(R, q, keys, common, dim, scale, inverse);
+    if (R == FOUR) {
+        for (int d = 0; d < dim; d += LANES * 2) weigh(R, 2, q, values, common, dim, d, out);
+    } else {
+        for (int d = 0; d < dim; d += LANES * 4) weigh(R, 4, q, values, common, dim, d, out);
+    }
+    end(R, q, values, common, dim, inverse, out);
+}
+
+#define MIX_OF(R)                                                                                                             \
+    AVX2 static void mix_##R(const Query *q, const float *keys, const float *values, int dim, float scale, float (*out)[WIDEST_HEAD]) { \
+        mix(R, q, keys, values, dim, scale, out);                                                                             \
     }
 MIX_OF(1)
 MIX_OF(2)
 MIX_OF(3)
 MIX_OF(4)
 
+static void mix_wide(int R, const Query *q, const float *keys, const float *values, int dim, float scale, float (*out)[WIDEST_HEAD]) {
+    const int common = common_of(q, R);
+    const float *query[MOST];
+    float *weights[MOST], inverse[MOST];
+    for (int r = 0; r < R; r++) {
+        query[r] = q[r].query;
+        weights[r] = q[r].scores;
+    }
+    wide_scores(R, query, weights, keys, common, dim, scale);
+    soften(R, q, keys, common, dim, scale, inverse);
+    wide_weigh(R, weights, values, common, dim, out);
+    end(R, q, values, common, dim, inverse, out);
+}
+
+static void mix_all(int R, const Query *q, const float *keys, const float *values, int dim, float scale, float (*out)[WIDEST_HEAD]) {
+    static void (*const mixes[])(const Query *, const float *, const float *, int, float, float (*)[WIDEST_HEAD]) = {
+        mix_1, mix_2, mix_3, mix_4};
+    if (wide_chosen()) {
+        mix_wide(R, q, keys, values, dim, scale, out);
+        return;
+    }
+    for (int r = 0; r < R; r += FOUR) mixes[(R - r < FOUR ? R - r : FOUR) - 1](q + r, keys, values, dim, scale, out + r);
+}
+
 /* Queries [from, from + count) of the rows x heads that share key and value head `kv`; scores: room of this thread for
  * slots + 8 numbers of each. */
 void attend(const Stage *stage, const Run *run, int kv, int from, int count, float *scores) {
-    static void (*const mixes[])(const Query *, const float *, const float *, int, int, float, float (*)[WIDEST_HEAD]) = {
-        mix_1, mix_2, mix_3, mix_4};
     const int dim = stage->dim, share = stage->heads / stage->kv_heads;
     const Floats *x = run->floats + stage->f0;
     const size_t first = (size_t)kv * run->slots * dim;
     Query q[MOST];
     float out[MOST][WIDEST_HEAD];
-    int common = run->slots;
     for (int r = 0; r < count; r++) {
         const int row = (from + r) / share, head = kv * share + (from + r) % share, prefix = run->prefix[row];
         const float *query = x->data + (size_t)row * x->width + stage->columns[0] + head * dim;
         float *own = scores + (size_t)r * (run->slots + LANES);
         q[r] = (Query){query, run->seen + (size_t)row * run->slots, own, prefix, prefix + run->more[row], row, head};
-        common = prefix < common ? prefix : common;
     }
-    common &= ~(LANES - 1);
-    mixes[count - 1](q, run->past[2 * stage->layer] + first, run->past[2 * stage->layer + 1] + first, common, dim, stage->scale, out);
+    mix_all(count, q, run->past[2 * stage->layer] + first, run->past[2 * stage->layer + 1] + first, dim, stage->scale, out);
     for (int r = 0; r < count; r++) {
         if (stage->q0 >= 0) quantise_row(out[r], run->quantised + stage->q0, q[r].row, q[r].head * dim, dim);
         if (stage->f1 < 0) continue;

@@ -74,9 +74,9 @@ typedef void (*Tile)(const uint8_t *, const Quantised *, int, __m256 *);
 #define VNNI 0
 #include "tiles.h"
 
-/* Where the compiler knows them: AVX-VNNI (Alder Lake, Zen 5), and AVX-512's on 256 bits (Ice Lake, Zen 4). */
-#if defined(__clang__) ? __clang_major__ >= 12 : defined(__GNUC__) && __GNUC__ >= 11
-#define SETS 3
+/* AVX-VNNI (Alder Lake, Zen 5), and AVX-512's (Ice Lake, Zen 4): 256 bits here for a single group, 512 in wide.c for two. */
+#if NATIVE_WIDE
+enum { SETS = 3, WIDE_SET = 2 };
 #define SET avxvnni
 #define KERNEL __attribute__((target("avx2,fma,f16c,avxvnni")))
 #define VNNI 1
@@ -88,7 +88,7 @@ typedef void (*Tile)(const uint8_t *, const Quantised *, int, __m256 *);
 #define DOT(sum, code, quad) _mm256_dpbusd_epi32(sum, code, quad)
 #include "tiles.h"
 #else
-#define SETS 1
+enum { SETS = 1, WIDE_SET = -1 };
 #endif
 
 #define NAMES(form, set) {form##_##set##_1, form##_##set##_2, form##_##set##_3, form##_##set##_4}
@@ -96,7 +96,7 @@ typedef void (*Tile)(const uint8_t *, const Quantised *, int, __m256 *);
     {NAMES(u4_offset, set), NAMES(u4_middle, set), NAMES(u5_offset, set), NAMES(u5_middle, set), NAMES(u6_sixteen, set), NAMES(s8_block, set)}
 static const Tile TILES_OF[SETS][FORMS][TILE] = {
     TABLE(avx2),
-#if SETS > 1
+#if NATIVE_WIDE
     TABLE(avxvnni),
     TABLE(avx512vnni),
 #endif
@@ -106,7 +106,7 @@ static const Tile TILES_OF[SETS][FORMS][TILE] = {
 static int chosen = 0;
 
 static int usable(int set) {
-#if SETS > 1
+#if NATIVE_WIDE
     if (set == 1) return processor_has(HAS_AVX_VNNI);
     if (set == 2) return processor_has(HAS_AVX512_VNNI);
 #endif
@@ -115,60 +115,70 @@ static int usable(int set) {
 
 /* wanted: a set's number, -1: the best that this processor has. What is used from now on, another where it has not that one. */
 EXPORT int native_instructions(int wanted) {
-    static const int preferred[] = {1, 2, 0};
+    static const int preferred[] = {2, 1, 0};
     for (int i = 0; wanted < 0 || !usable(wanted); i++) wanted = preferred[i];
     return chosen = wanted;
 }
+
+int wide_chosen(void) { return chosen == WIDE_SET; }
 
 INLINE const uint8_t *group_of(const Matrix *m, int group) {
     return m->data + (size_t)group * (m->k / BLOCK) * SIZE[m->form];
 }
 
-/* Eight results of each of at most four rows from `row` on. */
-INLINE void tile(const Matrix *m, const Quantised *x, int row, int count, int group, __m256 *out) {
+/* Eight results of each of at most four rows from `row` on; stride: floats from a row of them to the next. */
+AVX2 static void tile(const Matrix *m, const Quantised *x, int row, int count, int group, float *to, int stride) {
+    __m256 out[TILE];
     TILES_OF[chosen][m->form][count - 1](group_of(m, group), x, row, out);
     const __m256 unscale = _mm256_set1_ps(m->unscale);
     const __m256 bias = m->bias ? _mm256_loadu_ps(m->bias + (size_t)LANES * group) : _mm256_setzero_ps();
-    for (int r = 0; r < count; r++) out[r] = _mm256_fmadd_ps(out[r], unscale, bias);
+    for (int r = 0; r < count; r++) _mm256_storeu_ps(to + (size_t)r * stride, _mm256_fmadd_ps(out[r], unscale, bias));
 }
 
-/* y[row, 8 group ...] of `groups` groups for every row; stride: floats from a row of y to the next. */
-AVX2 void matmul(const Matrix *m, const Quantised *x, int rows, int group, int groups, float *y, int stride) {
-    __m256 out[TILE];
-    for (int g = group; g < group + groups; g++) {
-        const int from = LANES * g;
-        for (int row = 0; row < rows; row += TILE) {
-            const int count = rows - row < TILE ? rows - row : TILE;
-            tile(m, x, row, count, g, out);
-            for (int r = 0; r < count; r++) {
-                float *to = y + (size_t)(row + r) * stride + from;
-                if (from + LANES <= m->n) {
-                    _mm256_storeu_ps(to, out[r]);
-                } else {
-                    float last[LANES];
-                    _mm256_storeu_ps(last, out[r]);
-                    memcpy(to, last, sizeof(float) * (size_t)(m->n - from));
-                }
-            }
-        }
+/* The results of `count` groups, 1 or 2, of some rows. */
+static void tiles(const Matrix *m, const Quantised *x, int row, int rows, int group, int count, float *to, int stride) {
+    const int at_once = count == 2 ? WIDE_ROWS : TILE;
+    for (int r = 0; r < rows; r += at_once) {
+        const int few = rows - r < at_once ? rows - r : at_once;
+        (count == 2 ? wide_tile : tile)(m, x, row + r, few, group, to + (size_t)r * stride, stride);
     }
 }
 
-/* Block `block` of silu(gate) * up of every row, quantised. */
-AVX2 void swiglu(const Stage *stage, const Quantised *x, int rows, int block, const Quantised *y) {
-    __m256 out[TILE];
-    float half[2][TILE][BLOCK], made[BLOCK];
+/* The last group of a matrix whose results are no multiple of eight. */
+static void last_tile(const Matrix *m, const Quantised *x, int rows, int group, float *y, int stride) {
+    float few[TILE * LANES];
+    const int from = LANES * group;
     for (int row = 0; row < rows; row += TILE) {
         const int count = rows - row < TILE ? rows - row : TILE;
+        tile(m, x, row, count, group, few, LANES);
+        for (int r = 0; r < count; r++)
+            memcpy(y + (size_t)(row + r) * stride + from, few + r * LANES, sizeof(float) * (size_t)(m->n - from));
+    }
+}
+
+/* y[row, 8 group ...] of `groups` groups for every row; stride: floats from a row of y to the next. */
+void matmul(const Matrix *m, const Quantised *x, int rows, int group, int groups, float *y, int stride) {
+    const int end = group + groups, whole = end < m->n / LANES ? end : m->n / LANES;
+    int g = group;
+    for (; wide_chosen() && g + 2 <= whole; g += 2) tiles(m, x, 0, rows, g, 2, y + LANES * g, stride);
+    for (; g < whole; g++) tiles(m, x, 0, rows, g, 1, y + LANES * g, stride);
+    if (g < end) last_tile(m, x, rows, g, y, stride);
+}
+
+/* Block `block` of silu(gate) * up of every row, quantised. */
+void swiglu(const Stage *stage, const Quantised *x, int rows, int block, const Quantised *y) {
+    enum { AT_ONCE = WIDE_ROWS };
+    float half[2][AT_ONCE * BLOCK], made[BLOCK];
+    const int count = wide_chosen() ? 2 : 1;
+    for (int row = 0; row < rows; row += AT_ONCE) {
+        const int few = rows - row < AT_ONCE ? rows - row : AT_ONCE;
         for (int i = 0; i < 2; i++) {
             const int group = (stage->first[i] + BLOCK * block) / LANES;
-            for (int g = 0; g < BLOCK / LANES; g++) {
-                tile(stage->matrices + i, x, row, count, group + g, out);
-                for (int r = 0; r < count; r++) _mm256_storeu_ps(half[i][r] + LANES * g, out[r]);
-            }
+            for (int g = 0; g < BLOCK / LANES; g += count)
+                tiles(stage->matrices + i, x, row, few, group + g, count, half[i] + LANES * g, BLOCK);
         }
-        for (int r = 0; r < count; r++) {
-            silu_times(half[0][r], half[1][r], made, BLOCK);
+        for (int r = 0; r < few; r++) {
+            silu_times(half[0] + r * BLOCK, half[1] + r * BLOCK, made, BLOCK);
             quantise_row(made, y, row + r, BLOCK * block, BLOCK);
         }
     }

@@ -14,6 +14,13 @@
 #define NATIVE_X86 0
 #endif
 
+/* Whether the compiler knows AVX-VNNI and AVX-512's. */
+#if NATIVE_X86 && (defined(__clang__) ? __clang_major__ >= 12 : defined(__GNUC__) && __GNUC__ >= 11)
+#define NATIVE_WIDE 1
+#else
+#define NATIVE_WIDE 0
+#endif
+
 #include <stddef.h>
 #include <stdint.h>
 
@@ -31,7 +38,10 @@
 #define INLINE static inline __attribute__((always_inline)) AVX2
 #endif
 
-enum { LANES = 8, BLOCK = 32, QUERIES_AT_ONCE = 4, WIDEST_HEAD = 256, MOST_BEST = 16, VERSION = 3 };
+enum { LANES = 8, WIDE_ROWS = 8, BLOCK = 32, QUERIES_AT_ONCE = 8, WIDEST_HEAD = 256, MOST_BEST = 16, VERSION = 4 };
+
+/* LINE_FLOATS: floats that memory brings at once. CACHE_AHEAD: floats of keys or values that are asked for before they are needed. */
+enum { LINE_FLOATS = 16, CACHE_AHEAD = 1024 };
 
 /* How a matrix is packed: groups of 8 rows, blocks of 32 columns; see matmul.c. */
 enum { U4_OFFSET, U4_MIDDLE, U5_OFFSET, U5_MIDDLE, U6_SIXTEEN, S8_BLOCK, FORMS };
@@ -100,7 +110,7 @@ typedef struct {
 /* One run. rows: of it; asked: those of the output; before: the slot of its first row; slots: of the cache.
  * past: key and value of each layer, [kv_heads, slots, dim]. bias [rows, slots]: 0 where a row sees a column.
  * What the rows see is worked out first: row r sees the first prefix[r] slots, then those of seen[r * slots ...], of
- * which there are more[r]. Programs that embed nothing have no ids, those without attention no positions and no bias. vocabulary, positions_known: ends of what ids and positions may be. scores: `tables` floats per thread, for the scores of four queries (slots + 8 each) or a normed row. */
+ * which there are more[r]. Programs that embed nothing have no ids, those without attention no positions and no bias. vocabulary, positions_known: ends of what ids and positions may be. scores: `tables` floats per thread, for the scores of QUERIES_AT_ONCE queries (slots + 8 each) or a normed row. */
 typedef struct {
     const Stage *stages;
     const Floats *floats;
@@ -129,6 +139,13 @@ int pool_threads(const Pool *pool);
 int pool_claim(Pool *pool, int stage, int many); /* the first of `many` tasks of a stage that nobody has */
 
 EXPORT int native_instructions(int wanted);
+int wide_chosen(void); /* 1: AVX-512 has been; only then may what follows be called */
+void wide_exp_sum(float *x, int count, float highest, float *sums);
+void wide_silu_times(const float *gate, const float *up, float *y, int count);
+void wide_scores(int queries, const float *const *query, float *const *out, const float *keys, int common, int dim, float scale);
+void wide_weigh(int queries, float *const *weights, const float *values, int common, int dim, float (*out)[WIDEST_HEAD]);
+/* Sixteen results, of groups `group` and `group` + 1, of each of at most WIDE_ROWS rows from `row` on; stride: floats from one to the next. */
+void wide_tile(const Matrix *m, const Quantised *x, int row, int count, int group, float *to, int stride);
 void matmul(const Matrix *m, const Quantised *x, int rows, int group, int groups, float *y, int stride);
 void swiglu(const Stage *stage, const Quantised *x, int rows, int block, const Quantised *y);
 void quantise_row(const float *x, const Quantised *y, int row, int from, int width);

@@ -40,8 +40,9 @@ int processor_has(int what) {
     switch (what) {
     case HAS_AVX2: return avx2;
     case HAS_AVX_VNNI: return avx2 && seven[A] >= 1 && bit(more[A], 4);
-    default: /* AVX512F, VL, VNNI */
-        return avx2 && (kept() & WIDER_REGISTERS) == WIDER_REGISTERS && bit(seven[B], 16) && bit(seven[B], 31) && bit(seven[C], 11);
+    default: /* AVX512F, DQ, BW, VL, VNNI */
+        return avx2 && (kept() & WIDER_REGISTERS) == WIDER_REGISTERS && bit(seven[B], 16) && bit(seven[B], 17) && bit(seven[B], 30) &&
+               bit(seven[B], 31) && bit(seven[C], 11);
     }
 }
 

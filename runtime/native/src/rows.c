@@ -44,6 +44,11 @@ INLINE __m256 exp8(__m256 x) {
 
 /* x = exp(x - highest) for `count` numbers, which must be followed by room up to a multiple of 8; their sum. */
 AVX2 float exp_sum(float *x, int count, float highest) {
+    if (wide_chosen()) {
+        float sums[LANES];
+        wide_exp_sum(x, count, highest, sums);
+        return sum8(_mm256_loadu_ps(sums));
+    }
     const __m256 high = _mm256_set1_ps(highest);
     __m256 total = _mm256_setzero_ps();
     for (int i = count; i % LANES; i++) x[i] = -1e30f;
@@ -55,8 +60,12 @@ AVX2 float exp_sum(float *x, int count, float highest) {
     return sum8(total);
 }
 
-/* y = gate * sigmoid(gate) * up; count a multiple of 8. */
+/* y = gate * sigmoid(gate) * up; count a multiple of 16. */
 AVX2 void silu_times(const float *gate, const float *up, float *y, int count) {
+    if (wide_chosen()) {
+        wide_silu_times(gate, up, y, count);
+        return;
+    }
     for (int i = 0; i < count; i += LANES) {
         const __m256 g = _mm256_loadu_ps(gate + i);
         const __m256 e = exp8(_mm256_sub_ps(_mm256_setzero_ps(), g));

@@ -74,9 +74,9 @@ static void gather(const Run *run, const Stage *stage, int row) {
 }
 
 static void share(const Run *run, const Stage *stage, int i, float *spare) {
-    const int queries = run->rows * (stage->heads / stage->kv_heads), from = i % shares(run, stage) * QUERIES_AT_ONCE;
-    const int count = queries - from < QUERIES_AT_ONCE ? queries - from : QUERIES_AT_ONCE;
-    attend(stage, run, i / shares(run, stage), from, count, spare);
+    const int queries = run->rows * (stage->heads / stage->kv_heads), all = shares(run, stage);
+    const int from = i % all * queries / all, until = (i % all + 1) * queries / all;
+    attend(stage, run, i / all, from, until - from, spare);
 }
 
 static void join(const Run *run, const Stage *stage, int row) {
