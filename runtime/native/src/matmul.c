@@ -135,13 +135,23 @@ AVX2 static void tile(const Matrix *m, const Quantised *x, int row, int count, i
     for (int r = 0; r < count; r++) _mm256_storeu_ps(to + (size_t)r * stride, _mm256_fmadd_ps(out[r], unscale, bias));
 }
 
-/* The results of `count` groups, 1 or 2, of some rows. */
+typedef void (*Some)(const Matrix *, const Quantised *, int, int, int, float *, int);
+
+/* Panels are not worth their work for fewer rows. */
+enum { MANY = 32 };
+
+/* How many of `groups` groups are best done at once for so many rows: 1, 2 or 4. */
+static int groups_at_once(int rows, int groups) {
+    if (!wide_chosen() || groups < 2) return 1;
+    return rows >= MANY && groups >= 4 ? 4 : 2;
+}
+
+/* The results of `count` groups, 1, 2 or 4, of some rows. */
 static void tiles(const Matrix *m, const Quantised *x, int row, int rows, int group, int count, float *to, int stride) {
-    const int at_once = count == 2 ? WIDE_ROWS : TILE;
-    for (int r = 0; r < rows; r += at_once) {
-        const int few = rows - r < at_once ? rows - r : at_once;
-        (count == 2 ? wide_tile : tile)(m, x, row + r, few, group, to + (size_t)r * stride, stride);
-    }
+    const Some some = count == 1 ? tile : count == 2 ? wide_tile : wide_panel;
+    const int most = count == 1 ? TILE : count == 2 ? WIDE_ROWS : PANEL_ROWS;
+    for (int r = 0; r < rows; r += most)
+        some(m, x, row + r, rows - r < most ? rows - r : most, group, to + (size_t)r * stride, stride);
 }
 
 /* The last group of a matrix whose results are no multiple of eight. */
@@ -160,16 +170,18 @@ static void last_tile(const Matrix *m, const Quantised *x, int rows, int group, 
 void matmul(const Matrix *m, const Quantised *x, int rows, int group, int groups, float *y, int stride) {
     const int end = group + groups, whole = end < m->n / LANES ? end : m->n / LANES;
     int g = group;
-    for (; wide_chosen() && g + 2 <= whole; g += 2) tiles(m, x, 0, rows, g, 2, y + LANES * g, stride);
-    for (; g < whole; g++) tiles(m, x, 0, rows, g, 1, y + LANES * g, stride);
+    for (int count; g < whole; g += count) {
+        count = groups_at_once(rows, whole - g);
+        tiles(m, x, 0, rows, g, count, y + LANES * g, stride);
+    }
     if (g < end) last_tile(m, x, rows, g, y, stride);
 }
 
 /* Block `block` of silu(gate) * up of every row, quantised. */
 void swiglu(const Stage *stage, const Quantised *x, int rows, int block, const Quantised *y) {
-    enum { AT_ONCE = WIDE_ROWS };
+    enum { AT_ONCE = PANEL_ROWS };
     float half[2][AT_ONCE * BLOCK], made[BLOCK];
-    const int count = wide_chosen() ? 2 : 1;
+    const int count = groups_at_once(rows, BLOCK / LANES);
     for (int row = 0; row < rows; row += AT_ONCE) {
         const int few = rows - row < AT_ONCE ? rows - row : AT_ONCE;
         for (int i = 0; i < 2; i++) {

@@ -38,7 +38,7 @@
 #define INLINE static inline __attribute__((always_inline)) AVX2
 #endif
 
-enum { LANES = 8, WIDE_ROWS = 8, BLOCK = 32, QUERIES_AT_ONCE = 8, WIDEST_HEAD = 256, MOST_BEST = 16, VERSION = 4 };
+enum { LANES = 8, WIDE_ROWS = 8, PANEL_ROWS = 64, BLOCK = 32, QUERIES_AT_ONCE = 8, WIDEST_HEAD = 256, MOST_BEST = 16, VERSION = 4 };
 
 /* LINE_FLOATS: floats that memory brings at once. CACHE_AHEAD: floats of keys or values that are asked for before they are needed. */
 enum { LINE_FLOATS = 16, CACHE_AHEAD = 1024 };
@@ -146,6 +146,8 @@ void wide_scores(int queries, const float *const *query, float *const *out, cons
 void wide_weigh(int queries, float *const *weights, const float *values, int common, int dim, float (*out)[WIDEST_HEAD]);
 /* Sixteen results, of groups `group` and `group` + 1, of each of at most WIDE_ROWS rows from `row` on; stride: floats from one to the next. */
 void wide_tile(const Matrix *m, const Quantised *x, int row, int count, int group, float *to, int stride);
+/* Thirty-two results, of four groups, of each of at most PANEL_ROWS rows: for many. */
+void wide_panel(const Matrix *m, const Quantised *x, int row, int count, int group, float *to, int stride);
 void matmul(const Matrix *m, const Quantised *x, int rows, int group, int groups, float *y, int stride);
 void swiglu(const Stage *stage, const Quantised *x, int rows, int block, const Quantised *y);
 void quantise_row(const float *x, const Quantised *y, int row, int from, int width);

@@ -6,7 +6,7 @@
 #include <string.h>
 
 /* Tasks a thread takes at once: a claim costs what a few hundred columns of eight rows do. */
-enum { SHARE = 3 };
+enum { SHARE = 3, FINE_SHARE = 8, LONG_RUN = 16 };
 
 typedef struct {
     Pool *pool;
@@ -111,6 +111,12 @@ static void task(const Run *run, const Stage *stage, int i, float *spare) {
     }
 }
 
+/* Tasks of a claim, where `pieces` claims shall do. Even: kernels like two groups better than one. */
+static int at_once(int total, int pieces) {
+    const int many = (total + pieces - 1) / pieces;
+    return many > 1 ? (many + 1) & ~1 : 1;
+}
+
 static void work(void *context, int thread) {
     const Job *job = context;
     const Run *run = job->run;
@@ -121,7 +127,7 @@ static void work(void *context, int thread) {
     for (int s = -1; s < run->count; s++) {
         const Stage *stage = s < 0 ? NULL : run->stages + s;
         const int total = stage ? tasks(run, stage) : run->bias ? run->rows : 0;
-        const int many = total < threads * SHARE ? 1 : (total + threads * SHARE - 1) / (threads * SHARE);
+        const int many = at_once(total, threads * (run->rows < LONG_RUN ? SHARE : FINE_SHARE));
         for (;;) {
             const int from = pool_claim(job->pool, s + 1, many);
             if (from >= total) break;

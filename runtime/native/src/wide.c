@@ -4,66 +4,7 @@
 #include "wide.h"
 #if NATIVE_WIDE
 
-#include <immintrin.h>
-#include <string.h>
-
-enum { AHEAD = 3072 };
-
 static const int SIZE[FORMS] = {BYTES_OF_FORMS};
-
-#define PIN(x) __asm__ volatile("" : "+v"(x))
-#if defined(__clang__)
-#define EACH_ROW(r) for (int r = 0; r < R; r++)
-#else
-#define EACH_ROW(r) _Pragma("GCC unroll 8") for (int r = 0; r < R; r++)
-#endif
-
-/* Where the next block of both groups is, and the bytes that are asked for meanwhile: AHEAD of them in the order of reading, in which
- * the next two groups follow both of these. */
-typedef struct {
-    const uint8_t *low, *high, *asked;
-    int left; /* blocks until `asked` is at the end of a group */
-} Pair;
-
-WITHIN __m512i both(Pair w, int at) {
-    const __m256i low = _mm256_loadu_si256((const __m256i *)(w.low + at)), high = _mm256_loadu_si256((const __m256i *)(w.high + at));
-    return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
-}
-
-WITHIN __m512 halves(Pair w, int at) {
-    const __m128i low = _mm_loadu_si128((const __m128i *)(w.low + at)), high = _mm_loadu_si128((const __m128i *)(w.high + at));
-    return _mm512_cvtph_ps(_mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1));
-}
-
-WITHIN __m512i quad(const int8_t *a) {
-    int32_t four;
-    memcpy(&four, a, 4);
-    return _mm512_set1_epi32(four);
-}
-
-WITHIN Pair pair_of(const uint8_t *first, int blocks, int size) {
-    const size_t group = (size_t)blocks * size;
-    const int ahead = AHEAD / size;
-    return (Pair){first, first + group, first + ahead / blocks * 2 * group + (size_t)(ahead % blocks) * size, blocks - ahead % blocks};
-}
-
-/* Asks for a block of both groups, and goes on to the next. */
-WITHIN void ask_ahead(Pair *w, int blocks, int size) {
-    const size_t group = (size_t)blocks * size;
-    for (int i = 0; i < size; i += 64) {
-        _mm_prefetch((const char *)w->asked + i, _MM_HINT_T0);
-        _mm_prefetch((const char *)w->asked + group + i, _MM_HINT_T0);
-    }
-    w->asked += size;
-    if (--w->left) return;
-    w->asked += group;
-    w->left = blocks;
-}
-
-WITHIN void go_on(Pair *w, int size) {
-    w->low += size;
-    w->high += size;
-}
 
 /* OWN: every weight's offset is stored; otherwise it is minus half the range of codes, times its scale. */
 WITHIN void unsigned_codes(const int R, const int BITS, const int OWN, Pair w, const Quantised *x, int row, __m512 *out) {
@@ -105,9 +46,6 @@ WITHIN void u4_offset(const int R, Pair w, const Quantised *x, int row, __m512 *
 WITHIN void u4_middle(const int R, Pair w, const Quantised *x, int row, __m512 *out) { unsigned_codes(R, 4, 0, w, x, row, out); }
 WITHIN void u5_offset(const int R, Pair w, const Quantised *x, int row, __m512 *out) { unsigned_codes(R, 5, 1, w, x, row, out); }
 WITHIN void u5_middle(const int R, Pair w, const Quantised *x, int row, __m512 *out) { unsigned_codes(R, 5, 0, w, x, row, out); }
-
-/* What minus32 holds of 16 columns: the sum of its halves. */
-WITHIN __m512i begin(int32_t parts) { return _mm512_set1_epi32((int16_t)parts + (parts >> 16)); }
 
 WITHIN void u6_sixteen(const int R, Pair w, const Quantised *x, int row, __m512 *out) {
     const int blocks = x->k / BLOCK;
@@ -185,9 +123,8 @@ TILES(u5_middle)
 TILES(u6_sixteen)
 TILES(s8_block)
 
-#define NAMES(form) {form##_1, form##_2, form##_3, form##_4, form##_5, form##_6, form##_7, form##_8}
 static void (*const TILES_OF[FORMS][WIDE_ROWS])(Pair, const Quantised *, int, __m512 *) = {
-    NAMES(u4_offset), NAMES(u4_middle), NAMES(u5_offset), NAMES(u5_middle), NAMES(u6_sixteen), NAMES(s8_block)};
+    EIGHT_OF(u4_offset), EIGHT_OF(u4_middle), EIGHT_OF(u5_offset), EIGHT_OF(u5_middle), EIGHT_OF(u6_sixteen), EIGHT_OF(s8_block)};
 
 AVX512 void wide_tile(const Matrix *m, const Quantised *x, int row, int count, int group, float *to, int stride) {
     const int blocks = m->k / BLOCK, size = SIZE[m->form];

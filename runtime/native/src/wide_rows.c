@@ -2,13 +2,10 @@
 #include "wide.h"
 #if NATIVE_WIDE
 
-#include <immintrin.h>
-#include <string.h>
-
 enum { MOST = QUERIES_AT_ONCE };
 
 /* Asks for `count` numbers of what is read in order, CACHE_AHEAD of them later. */
-WITHIN void ask_ahead(const float *x, int count) {
+WITHIN void ask_floats(const float *x, int count) {
     for (int i = 0; i < count; i += LINE_FLOATS) _mm_prefetch((const char *)(x + CACHE_AHEAD + i), _MM_HINT_T0);
 }
 
@@ -79,7 +76,7 @@ WITHIN __m512 sums16(const __m512 *s) {
 WITHIN void scores(const int R, const int PAIRS, const float *const *query, float *const *out, const float *keys, int at, int dim, __m512 by) {
     const float *first = keys + (size_t)at * dim;
     __m512 s[16];
-    ask_ahead(first, 2 * PAIRS * dim);
+    ask_floats(first, 2 * PAIRS * dim);
     for (int j = 0; j < 16; j++) s[j] = _mm512_setzero_ps();
     for (int i = 0; i < dim; i += LANES) {
         __m512 k[4];
@@ -103,7 +100,7 @@ WITHIN void weigh(const int R, const int COUNT, float *const *weights, const flo
     for (int i = 0; i < common; i++) {
         const float *value = values + (size_t)i * dim + d;
         __m512 v[4];
-        ask_ahead(value, COUNT * WIDE);
+        ask_floats(value, COUNT * WIDE);
         for (int j = 0; j < COUNT; j++) v[j] = _mm512_loadu_ps(value + WIDE * j);
         for (int r = 0; r < R; r++) {
             const __m512 p = _mm512_set1_ps(weights[r][i]);
@@ -132,15 +129,13 @@ QUERIES(6, 2, 4)
 QUERIES(7, 2, 2)
 QUERIES(8, 2, 2)
 
-#define NAMES(name) {name##_1, name##_2, name##_3, name##_4, name##_5, name##_6, name##_7, name##_8}
-
 void wide_scores(int queries, const float *const *query, float *const *out, const float *keys, int common, int dim, float scale) {
-    static void (*const all[MOST])(const float *const *, float *const *, const float *, int, int, float) = NAMES(scores);
+    static void (*const all[MOST])(const float *const *, float *const *, const float *, int, int, float) = EIGHT_OF(scores);
     all[queries - 1](query, out, keys, common, dim, scale);
 }
 
 void wide_weigh(int queries, float *const *weights, const float *values, int common, int dim, float (*out)[WIDEST_HEAD]) {
-    static void (*const all[MOST])(float *const *, const float *, int, int, float (*)[WIDEST_HEAD]) = NAMES(weigh);
+    static void (*const all[MOST])(float *const *, const float *, int, int, float (*)[WIDEST_HEAD]) = EIGHT_OF(weigh);
     all[queries - 1](weights, values, common, dim, out);
 }
 
@@ -154,6 +149,9 @@ void wide_scores(int queries, const float *const *query, float *const *out, cons
 }
 void wide_weigh(int queries, float *const *weights, const float *values, int common, int dim, float (*out)[WIDEST_HEAD]) {
     (void)queries, (void)weights, (void)values, (void)common, (void)dim, (void)out;
+}
+void wide_panel(const Matrix *m, const Quantised *x, int row, int count, int group, float *to, int stride) {
+    (void)m, (void)x, (void)row, (void)count, (void)group, (void)to, (void)stride;
 }
 void wide_tile(const Matrix *m, const Quantised *x, int row, int count, int group, float *to, int stride) {
     (void)m, (void)x, (void)row, (void)count, (void)group, (void)to, (void)stride;
