@@ -14,9 +14,10 @@ int main(){
   // clock estimate
   { double t=now(); unsigned long c=0; for(long i=0;i<200000000;i++){ __asm__ volatile("add $1,%0":"+r"(c)); } double d=now()-t; printf("~%.2f GHz (dep add)\n",0.2/d); }
   for(int set=0;set<3;set++) if(native_instructions(set)==set) for(int form=0;form<FORMS;form++){
-    uint8_t*d=aligned_alloc(64,(size_t)n/8*(k/32)*size[form]+64); for(size_t i=0;i<(size_t)n/8*(k/32)*size[form];i++) d[i]=rand()%17;
+    uint8_t*d=aligned_alloc(64,((size_t)n/8*(k/32)*size[form]+127)/64*64); for(size_t i=0;i<(size_t)n/8*(k/32)*size[form];i++) d[i]=rand()%17;
     Matrix m={d,NULL,n,k,form,1.0f};
-    for(int rows=1;rows<=8;rows++){
+    static const int ROWS[]={1,2,3,4,5,6,7,8,16,32,64};
+    for(int w=0;w<11;w++){ const int rows=ROWS[w];
       int8_t*q=malloc(rows*k); for(int i=0;i<rows*k;i++) q[i]=rand()%255-127;
       float*s=malloc(rows*k/8),*su=malloc(rows*k/8); for(int i=0;i<rows*k/32;i++) s[i]=su[i]=1;
       int32_t*m32=calloc(rows,k/4); Quantised x={q,s,su,m32,k}; float*y=malloc(4*(size_t)rows*n);

@@ -101,7 +101,7 @@ def test_every_set_gives_the_same_bits(
     chosen: str, rows: int, before: int, kv_heads: int, share: int, dim: int, tree: bool, seed: int
 ) -> None:
     made = case(rows, before, kv_heads, share, dim, tree, seed)
-    found = attend(*made, before, threads=2)
+    found = attend(*made, before, threads=1 + seed % 5)
     instructions("AVX2")
     try:
         np.testing.assert_array_equal(found, attend(*made, before))

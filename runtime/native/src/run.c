@@ -28,17 +28,20 @@ static int rows_of(const Run *run, const Stage *stage) {
     return run->floats[stage->f0].asked ? run->asked : run->rows;
 }
 
-/* Pieces of work on one key and value head. */
-static int shares(const Run *run, const Stage *stage) {
+static int pieces(int all, int size) { return (all + size - 1) / size; }
+
+/* Pieces of work on one key and value head: as few as there may be queries in them, but something for every thread. */
+static int shares(const Run *run, const Stage *stage, int threads) {
     const int queries = run->rows * (stage->heads / stage->kv_heads);
-    return (queries + QUERIES_AT_ONCE - 1) / QUERIES_AT_ONCE;
+    const int few = pieces(queries, QUERIES_AT_ONCE), wanted = pieces(threads, stage->kv_heads);
+    return wanted <= few ? few : wanted < queries ? wanted : queries;
 }
 
-static int tasks(const Run *run, const Stage *stage) {
+static int tasks(const Run *run, const Stage *stage, int threads) {
     switch (stage->kind) {
     case MATMUL: return groups(stage);
     case SWIGLU: return stage->width / BLOCK;
-    case ATTEND: return stage->kv_heads * shares(run, stage);
+    case ATTEND: return stage->kv_heads * shares(run, stage, threads);
     case GATHER:
     case SPREAD: return run->asked;
     case QUANTISE:
@@ -73,8 +76,8 @@ static void gather(const Run *run, const Stage *stage, int row) {
     if (stage->q0 >= 0) quantise_row(x, run->quantised + stage->q0, row, 0, width);
 }
 
-static void share(const Run *run, const Stage *stage, int i, float *spare) {
-    const int queries = run->rows * (stage->heads / stage->kv_heads), all = shares(run, stage);
+static void share(const Run *run, const Stage *stage, int i, int threads, float *spare) {
+    const int queries = run->rows * (stage->heads / stage->kv_heads), all = shares(run, stage, threads);
     const int from = i % all * queries / all, until = (i % all + 1) * queries / all;
     attend(stage, run, i / all, from, until - from, spare);
 }
@@ -96,7 +99,7 @@ static void top(const Run *run, const Stage *stage, int row, float *spare) {
     top_row(at(run, stage->f0, row), run->floats[stage->f0].width, stage->ids, stage->width, at(run, stage->f1, row), ids, spare);
 }
 
-static void task(const Run *run, const Stage *stage, int i, float *spare) {
+static void task(const Run *run, const Stage *stage, int i, int threads, float *spare) {
     switch (stage->kind) {
     case EMBED: embed_row(&stage->table, run->ids[i], at(run, stage->f0, i)); break;
     case NORM: norm(run, stage, i, spare); break;
@@ -104,16 +107,16 @@ static void task(const Run *run, const Stage *stage, int i, float *spare) {
     case GATHER: gather(run, stage, i); break;
     case SWIGLU: swiglu(stage, run->quantised + stage->q0, run->rows, i, run->quantised + stage->q1); break;
     case ROPE: rope_row(stage, run, i); break;
-    case ATTEND: share(run, stage, i, spare); break;
+    case ATTEND: share(run, stage, i, threads, spare); break;
     case SPREAD: spread(run, stage, i, spare); break;
     case TOP: top(run, stage, i, spare); break;
     default: join(run, stage, i); break;
     }
 }
 
-/* Tasks of a claim, where `pieces` claims shall do. Even: kernels like two groups better than one. */
-static int at_once(int total, int pieces) {
-    const int many = (total + pieces - 1) / pieces;
+/* Tasks of a claim, where so many claims shall do. Even: kernels like two groups better than one. */
+static int at_once(int total, int claims) {
+    const int many = pieces(total, claims);
     return many > 1 ? (many + 1) & ~1 : 1;
 }
 
@@ -126,7 +129,7 @@ static void work(void *context, int thread) {
     _mm_setcsr(0x1f80); /* every thread rounds alike, whatever its program has set */
     for (int s = -1; s < run->count; s++) {
         const Stage *stage = s < 0 ? NULL : run->stages + s;
-        const int total = stage ? tasks(run, stage) : run->bias ? run->rows : 0;
+        const int total = stage ? tasks(run, stage, threads) : run->bias ? run->rows : 0;
         const int many = at_once(total, threads * (run->rows < LONG_RUN ? SHARE : FINE_SHARE));
         for (;;) {
             const int from = pool_claim(job->pool, s + 1, many);
@@ -137,7 +140,7 @@ static void work(void *context, int thread) {
             } else if (stage->kind == MATMUL) {
                 multiply(run, stage, from, until);
             } else {
-                for (int i = from; i < until; i++) task(run, stage, i, spare);
+                for (int i = from; i < until; i++) task(run, stage, i, threads, spare);
             }
         }
         pool_barrier(job->pool, s + 1);
