@@ -25,6 +25,7 @@ from spec_edge.runtime.curves import DRAFT_WIDTHS, Curves
 from spec_edge.runtime.drafters.options import DrafterOptions
 from spec_edge.runtime.engine import Engine
 from spec_edge.runtime.fastest import FASTEST, fastest
+from spec_edge.runtime.live_costs import LiveCurve
 from spec_edge.runtime.networks import Networks
 from spec_edge.runtime.notes import Notes
 from spec_edge.runtime.option_types import check_count, check_prompt
@@ -220,7 +221,8 @@ class LLM:
         self._current = self._last = None
         drafting = sum(runs.values()) + step if step is not None else sum(runs.values()) or None
         paced = request.paced(options, modules, cost, drafting, hybrid.seconds(drafter) is not None)
-        return Engine(self._session, drafter, sampling, limits, paced)
+        watched = cost or self._curves.watching(TARGET, self.bundle)
+        return Engine(self._session, drafter, sampling, limits, paced, watched and watched.saw)
 
     def close(self) -> None:
         with self.turn:
@@ -278,11 +280,12 @@ class LLM:
         sampler = Sampler(sampling, facts.eos_ids, facts.tokens)
         return hybrid.create(options.method, replace(told, sampler=sampler), self._notes.say)
 
-    def _cost(self, options: Options, modules: Sequence[ModuleType], sampling: Sampling) -> CostCurve | None:
+    def _cost(self, options: Options, modules: Sequence[ModuleType], sampling: Sampling) -> LiveCurve | None:
         """Measuring takes a second, once per machine: only for what weighs costs, and not where a seed forbids it."""
         if not request.weighs_costs(options, modules) or known_cost(sampling, UNMEASURED) is None:
             return None
-        return self.costs()
+        with self.turn:
+            return self._curves.live(TARGET, self.bundle, self._session)
 
     def costs(self) -> CostCurve:
         """t(width) here: measured the first time this bundle runs with this provider, driver and thread count."""

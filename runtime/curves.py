@@ -11,6 +11,7 @@ from functools import partial
 
 from spec_edge.runtime.bundle import Bundle
 from spec_edge.runtime.costs import WIDTHS, CostCurve, cost_key, load_costs, measured, save_costs
+from spec_edge.runtime.live_costs import LiveCurve, live
 from spec_edge.runtime.networks import Network, Timed
 from spec_edge.runtime.placement import Place
 from spec_edge.runtime.placing import TARGET
@@ -27,14 +28,27 @@ class Curves:
     def __init__(self, places: Mapping[str, Place], threads: Mapping[str, int], forget: Callable[[], object]) -> None:
         self._places, self._threads, self._forget = places, threads, forget
         self._known: dict[str, CostCurve] = {}
+        self._live: dict[str, LiveCurve] = {}
 
     def of(self, name: str, bundle: Bundle, session: Session, widths: Sequence[int] = WIDTHS) -> CostCurve:
         """t(width) of a network; measuring it, the first time on a machine, empties its session."""
-        place = self._places[name]
-        key = cost_key(bundle.digest, place.on.name, place.found, self._threads[name], widths)
+        key = self._key(name, bundle, widths)
         if key not in self._known:
             self._known[key] = load_costs(key) or self._measured(key, session, widths)
         return self._known[key]
+
+    def live(self, name: str, bundle: Bundle, session: Session, widths: Sequence[int] = WIDTHS) -> LiveCurve:
+        """The same, as runs of late have corrected it: whoever runs the network tells it."""
+        key, curve = self._key(name, bundle, widths), self.of(name, bundle, session, widths)
+        return self._live.setdefault(key, live(curve))
+
+    def watching(self, name: str, bundle: Bundle, widths: Sequence[int] = WIDTHS) -> LiveCurve | None:
+        """The curve of `live`, where there is one by now."""
+        return self._live.get(self._key(name, bundle, widths))
+
+    def _key(self, name: str, bundle: Bundle, widths: Sequence[int]) -> str:
+        place = self._places[name]
+        return cost_key(bundle.digest, place.on.name, place.found, self._threads[name], widths)
 
     def runs(self, bundle: Bundle, networks: Mapping[str, Network]) -> dict[str, float]:
         """Seconds of a run of one row of each drafter inside the bundle."""

@@ -10,7 +10,7 @@ exception, keeps it: a step that fails has committed nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -30,6 +30,7 @@ from spec_edge.runtime.stats import Round, Stats, dropped, summarise
 
 STOP, LENGTH, CONTEXT = "stop", "length", "context"
 NO_DRAFT = ("plain",)
+Ran = Callable[[int, int, float], None]
 READ_AGAIN = 2
 """Rows of a prompt that are read again, however much of it is known."""
 
@@ -59,6 +60,7 @@ class Engine:
     """One generation at a time over one session; `generate` again starts the next.
 
     policy         how much each step drafts; None: as much as fits
+    ran            is told the rows, the text's length and the seconds of every verify run
 
     ids            the prompt and everything after it, the last one pending
     finish_reason  None while running, then stop | length | context
@@ -71,11 +73,13 @@ class Engine:
         options: Sampling | None = None,
         limits: Limits | None = None,
         policy: Policy | None = None,
+        ran: Ran | None = None,
     ) -> None:
         """BadUsage: the options name a token that the model does not have."""
         self.session = session
         self.drafter = drafter
         self.policy = policy or Fixed()
+        self.ran = ran or (lambda width, length, seconds: None)
         self.options = options or Sampling()
         self.limits = limits or Limits()
         self.ids: list[int] = []
@@ -143,6 +147,7 @@ class Engine:
         drafted = perf_counter()
         output = self.session.verify(self.ids[-1], draft)
         verified = perf_counter()
+        self.ran(1 + len(draft), len(self.ids), verified - drafted)
         whole = self._accept(draft, output.logits)
         verdict = self._until_eos(whole)
         self.session.commit(verdict.rows)

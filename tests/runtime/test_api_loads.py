@@ -19,6 +19,7 @@ from spec_edge.models.contract import BadUsage, SpecError
 from spec_edge.runtime import LLM, load
 from spec_edge.runtime.api import INTERRUPTED
 from spec_edge.runtime.costs import costs_folder
+from spec_edge.runtime.live_costs import LiveCurve
 from spec_edge.runtime.stops import TextStream
 from spec_edge.runtime.stream import Owner, Stream
 
@@ -144,6 +145,22 @@ def test_costs_are_measured_once(llm: LLM, tiny: Path) -> None:
     with load(tiny, threads=1) as other:
         assert other.costs() == llm.costs()
     assert files[0].stat().st_mtime_ns == before
+
+
+def test_every_verify_run_corrects_what_was_measured(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain ones too, once something weighs costs."""
+    seen: list[tuple[int, int, float]] = []
+    monkeypatch.setattr(LiveCurve, "saw", lambda _, *run: seen.append(run))
+    llm.generate("hello", max_new_tokens=5, method="plain")
+    assert not seen
+    made = llm.generate("hello", max_new_tokens=9, method="auto")
+    assert len(seen) == made.stats.steps > 0
+    assert all(width >= 1 and length >= made.stats.prompt_tokens and s > 0 for width, length, s in seen)
+    before = len(seen)
+    llm.generate("hello", max_new_tokens=5, method="plain")
+    assert [width for width, *_ in seen[before:]] == [1] * 4
+    llm.generate("hello", max_new_tokens=5, method="auto", seed=3, temperature=1.0)
+    assert len(seen) > before + 4  # a seed's widths follow counts; its times are as good as others
 
 
 def test_a_plain_run_measures_nothing(llm: LLM) -> None:

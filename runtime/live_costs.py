@@ -1,0 +1,84 @@
+"""What verify runs take now, where they were measured at another moment.
+
+Enters: a measured curve, and the time of every verify run since. Leaves: that curve, corrected by what runs of these
+widths took lately. A machine's memory may be twice as fast an hour later, and plain decoding gains most of that: what was
+worth drafting then is a loss now.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from statistics import median
+
+from spec_edge.runtime.costs import PAST, CostCurve
+
+KEPT, FEWEST = 24, 6
+"""Runs of each width whose times are kept, and as many as must be there before they count."""
+
+OLD = 512
+"""Runs after which one is forgotten."""
+
+EVERY = 8
+"""Runs from one look at them to the next."""
+
+STREAK = 4
+"""Single rows before one that counts: plain decoding is what a draft has to beat, and single rows between wider runs
+may take twice the time that they take on end."""
+
+
+class Runs:
+    """Times of verify runs, each as a share of what the curve says."""
+
+    def __init__(self) -> None:
+        self._shares: dict[int, deque[tuple[int, float]]] = {}
+        self._count = self._singles = 0
+        self._known: list[tuple[int, float]] = []
+
+    def saw(self, share: float, width: int) -> None:
+        """A run of `width` rows took `share` times the measured time."""
+        self._count += 1
+        self._singles = self._singles + 1 if width == 1 else 0
+        if width > 1 or self._singles > STREAK:
+            self._shares.setdefault(width, deque(maxlen=KEPT)).append((self._count, share))
+        if self._count % EVERY == 0:
+            self._look()
+
+    def factor(self, width: int) -> float:
+        """What a run of this width takes now, as a share; in between widths that were seen, linear."""
+        below, above = None, None
+        for at in self._known:
+            if at[0] <= width:
+                below = at
+            elif above is None:
+                above = at
+        if below is None or above is None:
+            return (below or above or (width, 1.0))[1]
+        (w0, f0), (w1, f1) = below, above
+        return f0 + (f1 - f0) * (width - w0) / (w1 - w0)
+
+    def _look(self) -> None:
+        since = self._count - OLD
+        recent = {w: [share for n, share in shares if n > since] for w, shares in sorted(self._shares.items())}
+        self._known = [(w, median(shares)) for w, shares in recent.items() if len(shares) >= FEWEST]
+
+
+@dataclass(frozen=True)
+class LiveCurve(CostCurve):
+    """A measured curve whose times are those of the runs of late. Two are equal where both their measurements and
+    their runs are the same ones."""
+
+    runs: Runs = field(default_factory=Runs)
+
+    def at(self, width: int) -> float:
+        return super().at(width) * self.runs.factor(width)
+
+    def saw(self, width: int, length: int, seconds: float) -> None:
+        """A verify run of so many rows over a text of this length."""
+        measured = CostCurve.at(self, width)
+        self.runs.saw(seconds / max(measured + self.growth * (length - PAST) * width, measured / 2), width)
+
+
+def live(curve: CostCurve) -> LiveCurve:
+    """It begins as the measured curve."""
+    return LiveCurve(curve.widths, curve.seconds, curve.growth)

@@ -1,0 +1,105 @@
+"""Costs that follow the machine: what runs of late took, against what was measured once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from spec_edge.runtime.costs import CostCurve
+from spec_edge.runtime.drafters import prompt_lookup
+from spec_edge.runtime.drafters.auto import Auto
+from spec_edge.runtime.drafters.options import DrafterOptions
+from spec_edge.runtime.draft import Context
+from spec_edge.runtime.live_costs import EVERY, FEWEST, KEPT, OLD, STREAK, LiveCurve, live
+from spec_edge.runtime.pace import Ledger, Pace
+
+MEASURED = CostCurve((1, 2, 4, 8), (4.0, 4.4, 5.0, 8.0), growth=0.001)
+ENOUGH = STREAK + FEWEST + EVERY
+
+
+def told(curve: LiveCurve, width: int, seconds: float, runs: int = ENOUGH, length: int = 128) -> LiveCurve:
+    for _ in range(runs):
+        curve.saw(width, length, seconds)
+    return curve
+
+
+def test_it_begins_as_it_was_measured() -> None:
+    curve = live(MEASURED)
+    assert [curve.at(w) for w in (1, 3, 8, 16)] == [MEASURED.at(w) for w in (1, 3, 8, 16)]
+    assert [curve.over(640).at(w) for w in (1, 8)] == [MEASURED.over(640).at(w) for w in (1, 8)]
+
+
+def test_runs_of_late_count_at_their_width_and_between() -> None:
+    curve = told(told(live(MEASURED), 1, 2.0), 5, 5.75)
+    assert MEASURED.at(5) == 5.75
+    assert curve.at(1) == pytest.approx(2.0)
+    assert curve.at(3) == pytest.approx(MEASURED.at(3) * 0.75)
+    assert (curve.at(5), curve.at(8)) == (pytest.approx(5.75), pytest.approx(8.0))
+
+
+def test_one_width_alone_says_how_fast_the_machine_is() -> None:
+    curve = told(live(MEASURED), 4, 10.0)
+    assert [curve.at(w) / MEASURED.at(w) for w in (1, 2, 4, 8)] == pytest.approx([2.0] * 4)
+
+
+def test_a_long_text_is_no_slow_machine() -> None:
+    curve = told(live(MEASURED), 8, MEASURED.over(1128).at(8), length=1128)
+    assert curve.at(8) == pytest.approx(8.0)
+
+
+def test_few_runs_and_one_slow_one_do_not_count() -> None:
+    assert told(live(MEASURED), 8, 80.0, FEWEST - 1).at(8) == 8.0
+    curve = told(live(MEASURED), 8, 8.0)
+    assert told(told(curve, 8, 500.0, 1), 8, 8.0, EVERY).at(8) == pytest.approx(8.0)
+
+
+def test_single_rows_between_wider_runs_do_not_count() -> None:
+    curve = live(MEASURED)
+    for _ in range(4 * ENOUGH):
+        told(told(curve, 1, 40.0, STREAK), 4, 5.0, 1)
+    assert curve.at(1) == pytest.approx(4.0)
+    assert told(curve, 1, 40.0).at(1) == pytest.approx(40.0)
+
+
+def test_what_is_long_ago_is_forgotten() -> None:
+    curve = told(told(live(MEASURED), 8, 80.0), 8, 8.0, KEPT + EVERY)
+    assert curve.at(8) == pytest.approx(8.0)
+    curve = told(told(live(MEASURED), 8, 80.0), 1, 4.0, OLD + EVERY)
+    assert curve.at(8) == pytest.approx(8.0)
+
+
+def test_what_a_text_was_begun_with_follows() -> None:
+    """Drafters hold the curve over their text's length."""
+    curve = live(MEASURED)
+    held = curve.over(300)
+    told(curve, 1, 2.0)
+    assert held.at(1) == pytest.approx(MEASURED.over(300).at(1) / 2)
+
+
+def draft_length(cost: CostCurve, ids: Sequence[int]) -> int:
+    auto = Auto(prompt_lookup.create(DrafterOptions(draft_tokens=7, min_ngram=1)), cost, 7)
+    auto.start(ids)
+    return len(auto.propose(Context(ids, None), 8))  # type: ignore[arg-type]
+
+
+def test_drafts_follow() -> None:
+    """`auto` drafts where rows are cheap, and no more once they have proved dear."""
+    ids = [1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3, 4]
+    curve = live(MEASURED)
+    assert draft_length(curve, ids) > 0
+    told(curve, 1, 1.0)
+    for width in (2, 3, 4, 5, 6, 7, 8):
+        told(curve, width, 8.0)
+    assert draft_length(curve, ids) == 0
+
+
+def test_a_ledger_and_a_pace_follow() -> None:
+    curve = live(MEASURED)
+    ledger, pace = Ledger(curve), Pace(curve, 0.1, 0.0)
+    assert pace.takes(1.0, 0.6, 2)
+    told(told(curve, 1, 1.0), 2, 8.0)
+    assert not pace.takes(1.0, 0.6, 2)
+    for _ in range(8):
+        ledger.learn(2, 2, 0.1)
+    assert not ledger.asks()
