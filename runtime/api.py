@@ -25,7 +25,7 @@ from spec_edge.runtime.curves import DRAFT_WIDTHS, Curves
 from spec_edge.runtime.drafters.options import DrafterOptions
 from spec_edge.runtime.engine import Engine
 from spec_edge.runtime.fastest import FASTEST, fastest
-from spec_edge.runtime.live_costs import LiveCurve
+from spec_edge.runtime.live_costs import share
 from spec_edge.runtime.networks import Networks
 from spec_edge.runtime.notes import Notes
 from spec_edge.runtime.option_types import check_count, check_prompt
@@ -213,15 +213,17 @@ class LLM:
         draft = self.companion.model() if (drafts := request.reads(modules, "draft")) else None
         cost = None if drafts and draft is None else self._cost(options, modules, sampling)
         step = None if draft is None else self._draft_seconds(cost)
+        step = None if step is None else step * share(cost)
         networks = self._networks.open(request.networks(options, modules))
         runs = {} if cost is None or options.width is not None else self._curves.runs(self.bundle, networks)
+        runs = {name: seconds * share(cost) for name, seconds in runs.items()}
         told = replace(request.drafting(options), cost=cost, draft=draft, draft_seconds=step, pool=pool)
         drafter = self._drafter(options, sampling, replace(told, networks=networks, network_seconds=runs))
         limits = request.limits(options, self.bundle.manifest.text)
         self._current = self._last = None
         drafting = sum(runs.values()) + step if step is not None else sum(runs.values()) or None
         paced = request.paced(options, modules, cost, drafting, hybrid.seconds(drafter) is not None)
-        watched = cost or self._curves.watching(TARGET, self.bundle)
+        watched = self._curves.watching(TARGET, self.bundle)
         return Engine(self._session, drafter, sampling, limits, paced, watched and watched.saw)
 
     def close(self) -> None:
@@ -280,10 +282,13 @@ class LLM:
         sampler = Sampler(sampling, facts.eos_ids, facts.tokens)
         return hybrid.create(options.method, replace(told, sampler=sampler), self._notes.say)
 
-    def _cost(self, options: Options, modules: Sequence[ModuleType], sampling: Sampling) -> LiveCurve | None:
-        """Measuring takes a second, once per machine: only for what weighs costs, and not where a seed forbids it."""
+    def _cost(self, options: Options, modules: Sequence[ModuleType], sampling: Sampling) -> CostCurve | None:
+        """Measuring takes a second, once per machine: only for what weighs costs, and not where a seed forbids it. What
+        runs of late took counts where no seed is given and the text cannot depend on how many rows a run has."""
         if not request.weighs_costs(options, modules) or known_cost(sampling, UNMEASURED) is None:
             return None
+        if options.seed is not None or not self._places[TARGET].on.alone:
+            return self.costs()
         with self.turn:
             return self._curves.live(TARGET, self.bundle, self._session)
 

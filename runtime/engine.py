@@ -35,6 +35,10 @@ READ_AGAIN = 2
 """Rows of a prompt that are read again, however much of it is known."""
 
 
+def untold(width: int, length: int, seconds: float) -> None:
+    """Nobody wants to know."""
+
+
 @dataclass(frozen=True)
 class Limits:
     """Where a generation ends.
@@ -79,7 +83,7 @@ class Engine:
         self.session = session
         self.drafter = drafter
         self.policy = policy or Fixed()
-        self.ran = ran or (lambda width, length, seconds: None)
+        self.ran = ran or untold
         self.options = options or Sampling()
         self.limits = limits or Limits()
         self.ids: list[int] = []

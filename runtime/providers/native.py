@@ -14,6 +14,7 @@ from importlib.metadata import version
 
 from spec_edge.runtime.bench.machine import physical_cores
 from spec_edge.runtime.native.library import instructions, library, unfit
+from spec_edge.runtime.native.mirror import VERSION
 from spec_edge.runtime.native.opened import NAME, NativeOpened, untranslatable
 from spec_edge.runtime.providers.provider import Found, Job, Provider
 
@@ -22,7 +23,7 @@ def find_here(options: Mapping[str, str]) -> Found:  # noqa: ARG001
     """ProviderMissing: the kernels were not built, or this processor cannot run them."""
     library()
     device = f"{platform.processor() or platform.machine()}, {instructions()}"
-    return Found(device, versions={"spec-edge": version("spec-edge")})
+    return Found(device, versions={"spec-edge": version("spec-edge"), "kernels": str(VERSION)})
 
 
 def unsuited(job: Job) -> str:
@@ -52,4 +53,5 @@ PROVIDER = Provider(
     open=open_job,
     suits=unsuited,
     fused=True,
+    alone=True,
 )

@@ -111,6 +111,7 @@ class Provider:
     name      as in --provider: that of its file, with `-` for `_`
     device    "cpu", "gpu" or "npu"
     symbolic  takes symbolic shapes; otherwise only graphs of fixed width and past
+    alone     a row gives the same bits whatever rows stand beside it
     fused     takes the "fused" lowering, whose cache is rewritten in place
     resident  what it opens is `Resident`: the cache may stay in its memory
     install   what to install where it is missing, in words: "pip install openvino"
@@ -134,6 +135,7 @@ class Provider:
     compile: Callable[[Job, Path], None] | None = None
     suits: Callable[[Job], str] | None = None
     fused: bool = False
+    alone: bool = False
     resident: bool = False
     keeps: bool = True
 

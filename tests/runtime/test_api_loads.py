@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +17,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from spec_edge.models.contract import BadUsage, SpecError
-from spec_edge.runtime import LLM, load
+from spec_edge.runtime import LLM, hybrid, load
 from spec_edge.runtime.api import INTERRUPTED
-from spec_edge.runtime.costs import costs_folder
+from spec_edge.runtime.costs import CostCurve, costs_folder
 from spec_edge.runtime.live_costs import LiveCurve
 from spec_edge.runtime.stops import TextStream
 from spec_edge.runtime.stream import Owner, Stream
@@ -147,9 +148,16 @@ def test_costs_are_measured_once(llm: LLM, tiny: Path) -> None:
     assert files[0].stat().st_mtime_ns == before
 
 
+def rows_alone(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if its provider's rows did not depend on those beside them."""
+    place = llm._places["target"]
+    monkeypatch.setattr(place, "on", replace(place.on, alone=True))
+
+
 def test_every_verify_run_corrects_what_was_measured(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plain ones too, once something weighs costs."""
     seen: list[tuple[int, int, float]] = []
+    rows_alone(llm, monkeypatch)
     monkeypatch.setattr(LiveCurve, "saw", lambda _, *run: seen.append(run))
     llm.generate("hello", max_new_tokens=5, method="plain")
     assert not seen
@@ -161,6 +169,19 @@ def test_every_verify_run_corrects_what_was_measured(llm: LLM, monkeypatch: pyte
     assert [width for width, *_ in seen[before:]] == [1] * 4
     llm.generate("hello", max_new_tokens=5, method="auto", seed=3, temperature=1.0)
     assert len(seen) > before + 4  # a seed's widths follow counts; its times are as good as others
+
+
+def test_only_what_cannot_change_the_text_follows_a_clock(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A provider whose rows depend on how many stand beside them, and a seed, keep to what was measured."""
+    costs = []
+    real = hybrid.create
+    monkeypatch.setattr(hybrid, "create", lambda name, told, say: (costs.append(told.cost), real(name, told, say))[1])
+    for _ in range(2):
+        llm.generate("hello", max_new_tokens=3)
+        llm.generate("hello", max_new_tokens=3, seed=3)
+        llm.generate("hello", max_new_tokens=3, seed=3, temperature=1.0)
+        rows_alone(llm, monkeypatch)
+    assert [type(cost) for cost in costs] == [CostCurve, CostCurve, type(None), LiveCurve, CostCurve, type(None)]
 
 
 def test_a_plain_run_measures_nothing(llm: LLM) -> None:

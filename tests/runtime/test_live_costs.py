@@ -7,15 +7,15 @@ from collections.abc import Sequence
 import pytest
 
 from spec_edge.runtime.costs import CostCurve
+from spec_edge.runtime.draft import Context
 from spec_edge.runtime.drafters import prompt_lookup
 from spec_edge.runtime.drafters.auto import Auto
 from spec_edge.runtime.drafters.options import DrafterOptions
-from spec_edge.runtime.draft import Context
-from spec_edge.runtime.live_costs import EVERY, FEWEST, KEPT, OLD, STREAK, LiveCurve, live
+from spec_edge.runtime.live_costs import APART, EVERY, FEWEST, KEPT, OLD, STREAK, LiveCurve, live, share
 from spec_edge.runtime.pace import Ledger, Pace
 
 MEASURED = CostCurve((1, 2, 4, 8), (4.0, 4.4, 5.0, 8.0), growth=0.001)
-ENOUGH = STREAK + FEWEST + EVERY
+ENOUGH = STREAK + APART * KEPT + EVERY
 
 
 def told(curve: LiveCurve, width: int, seconds: float, runs: int = ENOUGH, length: int = 128) -> LiveCurve:
@@ -49,9 +49,37 @@ def test_a_long_text_is_no_slow_machine() -> None:
 
 
 def test_few_runs_and_one_slow_one_do_not_count() -> None:
-    assert told(live(MEASURED), 8, 80.0, FEWEST - 1).at(8) == 8.0
+    curve = live(MEASURED)
+    for _ in range(FEWEST - 1):
+        told(told(curve, 8, 80.0, 1), 4, 5.0, EVERY)
+    assert curve.at(8) == pytest.approx(8.0)
+    told(told(curve, 8, 80.0, 1), 4, 5.0, EVERY)
+    assert curve.at(8) == pytest.approx(80.0)
+    steady = told(live(MEASURED), 8, 8.0)
+    assert told(told(steady, 8, 500.0, 1), 8, 8.0, EVERY).at(8) == pytest.approx(8.0)
+
+
+def test_a_disturbance_of_some_runs_does_not_count() -> None:
     curve = told(live(MEASURED), 8, 8.0)
-    assert told(told(curve, 8, 500.0, 1), 8, 8.0, EVERY).at(8) == pytest.approx(8.0)
+    assert told(curve, 8, 80.0, APART * (KEPT // 2 - 1)).at(8) == pytest.approx(8.0)
+
+
+def test_a_wider_run_never_takes_less() -> None:
+    """Shares of neighbouring widths may be of different moments."""
+    curve = told(told(live(MEASURED), 4, 8.0), 8, 6.0)
+    assert curve.at(4) == curve.at(8) == pytest.approx(8.0)
+    assert curve.at(64) >= curve.at(16) >= 8.0
+
+
+def test_drafters_are_taken_to_change_like_single_rows() -> None:
+    assert (share(None), share(MEASURED), share(live(MEASURED))) == (1.0, 1.0, 1.0)
+    assert share(told(live(MEASURED), 1, 2.0)) == pytest.approx(0.5)
+
+
+def test_long_texts_are_left_out_where_their_cost_is_unknown() -> None:
+    flat = CostCurve(MEASURED.widths, MEASURED.seconds)
+    assert told(live(flat), 8, 20.0, length=900).at(8) == 8.0
+    assert told(live(flat), 8, 20.0, length=500).at(8) == pytest.approx(20.0)
 
 
 def test_single_rows_between_wider_runs_do_not_count() -> None:
@@ -63,7 +91,7 @@ def test_single_rows_between_wider_runs_do_not_count() -> None:
 
 
 def test_what_is_long_ago_is_forgotten() -> None:
-    curve = told(told(live(MEASURED), 8, 80.0), 8, 8.0, KEPT + EVERY)
+    curve = told(told(live(MEASURED), 8, 80.0), 8, 8.0, APART * KEPT + EVERY)
     assert curve.at(8) == pytest.approx(8.0)
     curve = told(told(live(MEASURED), 8, 80.0), 1, 4.0, OLD + EVERY)
     assert curve.at(8) == pytest.approx(8.0)
@@ -88,10 +116,10 @@ def test_drafts_follow() -> None:
     ids = [1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3, 4]
     curve = live(MEASURED)
     assert draft_length(curve, ids) > 0
-    told(curve, 1, 1.0)
-    for width in (2, 3, 4, 5, 6, 7, 8):
-        told(curve, width, 8.0)
+    told(told(curve, 2, 8.0), 1, 1.0)
     assert draft_length(curve, ids) == 0
+    told(curve, 1, 1.0, OLD)  # nothing has been drafted for long: it is tried again
+    assert draft_length(curve, ids) > 0
 
 
 def test_a_ledger_and_a_pace_follow() -> None:

@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 from spec_edge.runtime.native.library import INSTRUCTIONS, instructions, library
 from spec_edge.runtime.native.mirror import ATTEND, NONE, QUERIES_AT_ONCE, Floats, Run, Stage
 
-pytestmark = pytest.mark.usefixtures("native_kernels")
+pytestmark = pytest.mark.usefixtures("chosen")
 
 F32 = NDArray[np.float32]
 SHUT = np.float32(-1e4)
 
 
 def attend(queries: F32, keys: F32, values: F32, bias: F32, before: int, threads: int = 1) -> F32:
-    """queries [rows, heads, dim]; keys, values [kv_heads, slots, dim]; bias [rows, slots]; what attention gives [rows, heads * dim]."""
+    """What it gives [rows, heads * dim]. queries [rows, heads, dim]; keys, values [kv_heads, slots, dim]; bias [rows, slots]."""
     rows, heads, dim = queries.shape
     kv_heads, slots, _ = keys.shape
     out, own = np.full((rows, heads * dim), np.nan, np.float32), QUERIES_AT_ONCE * (slots + 8)
@@ -88,9 +88,7 @@ CASE = {
 
 @settings(max_examples=40)
 @given(**CASE)
-def test_it_is_attention(
-    chosen: str, rows: int, before: int, kv_heads: int, share: int, dim: int, tree: bool, seed: int
-) -> None:
+def test_it_is_attention(rows: int, before: int, kv_heads: int, share: int, dim: int, tree: bool, seed: int) -> None:
     made = case(rows, before, kv_heads, share, dim, tree, seed)
     np.testing.assert_allclose(attend(*made, before), exact(*made), rtol=2e-5, atol=2e-6)
 
@@ -112,7 +110,7 @@ def test_every_set_gives_the_same_bits(
 @settings(max_examples=30)
 @given(**CASE)
 def test_a_row_is_the_same_alone(
-    chosen: str, rows: int, before: int, kv_heads: int, share: int, dim: int, tree: bool, seed: int
+    rows: int, before: int, kv_heads: int, share: int, dim: int, tree: bool, seed: int
 ) -> None:
     """Whatever rows stand beside it, and wherever the slots lie that it sees."""
     queries, keys, values, bias = case(rows, before, kv_heads, share, dim, tree, seed)
@@ -124,6 +122,6 @@ def test_a_row_is_the_same_alone(
         np.testing.assert_array_equal(alone[0], together[row])
 
 
-def test_a_row_that_sees_nothing_gives_zeros(chosen: str) -> None:
+def test_a_row_that_sees_nothing_gives_zeros() -> None:
     queries, keys, values, _ = case(2, 9, 1, 3, 64, False, 0)
     assert not attend(queries, keys, values, np.full((2, keys.shape[1]), SHUT, np.float32), 9).any()

@@ -132,13 +132,12 @@ def test_products_of_whole_numbers_are_exact(form: int, k: int) -> None:
 
 @pytest.mark.parametrize("form", sorted(CASES))
 def test_a_row_is_the_same_in_every_company(form: int) -> None:
-    _, packed, _ = matrix(CASES[form], 24, 96, 3)
-    x = np.random.default_rng(1).normal(0, 1, (11, 96)).astype(np.float32)
-    together = product(packed, quantised(x)[0], 11, 24)
-    for rows in range(1, 6):
-        for row in range(12 - rows):
-            made, _parts = quantised(x[row : row + rows])
-            np.testing.assert_array_equal(product(packed, made, rows, 24), together[row : row + rows])
+    _, packed, _ = matrix(CASES[form], 44, 96, 3)
+    x = np.random.default_rng(1).normal(0, 1, (41, 96)).astype(np.float32)
+    together = product(packed, quantised(x)[0], 41, 44)
+    for rows, row in [(r, at) for r in range(1, 6) for at in range(12 - r)] + [(9, 30), (31, 7), (32, 0), (33, 8)]:
+        made, _parts = quantised(x[row : row + rows])
+        np.testing.assert_array_equal(product(packed, made, rows, 44), together[row : row + rows])
 
 
 @settings(max_examples=40)
@@ -168,18 +167,19 @@ def test_the_largest_codes_and_activations_do_not_overflow(form: int) -> None:
     bits, block, reach, offset = CASES[form]
     middle, k = 1 << (bits - 1), 64
     for code in (middle - reach, middle + reach - 1):
-        q = np.full((8, k // block, block), code, np.uint8)
+        q = np.full((40, k // block, block), code, np.uint8)
         constants = {"codes": q if bits == 8 else q[..., 0::2] | q[..., 1::2] << 4}
-        constants["scale"] = np.ones((8, k // block), np.float32)
+        constants["scale"] = np.ones((40, k // block), np.float32)
         if offset:
-            constants["offset"] = np.zeros((k // block, 8), np.float32)
+            constants["offset"] = np.zeros((k // block, 40), np.float32)
         if form == S8_BLOCK:
             constants["codes"][0, 0, 0] = 0  # so that packing sees the whole range
-        linear = Linear(8, k, bits, block, "codes", "scale", "offset" if offset else "")
+        linear = Linear(40, k, bits, block, "codes", "scale", "offset" if offset else "")
         packed = packing.pack(Program([Step(MATMUL, [0], [0], matrices=[linear])]), constants)
         for sign in (-1.0, 1.0):
-            got = product(packed, quantised(np.full((2, k), sign, np.float32))[0], 2, 8)[:, 1:]
-            np.testing.assert_allclose(got, sign * k * (code - middle), rtol=1e-5)
+            for rows in (1, 2, 40):
+                got = product(packed, quantised(np.full((rows, k), sign, np.float32))[0], rows, 40)[:, 1:]
+                np.testing.assert_allclose(got, sign * k * (code - middle), rtol=1e-5)
 
 
 def test_codes_that_no_kernel_takes_are_refused() -> None:

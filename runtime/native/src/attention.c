@@ -123,7 +123,7 @@ INLINE void weigh(const int R, const int WIDE, const Query *q, const float *valu
     for (int i = 0; i < common; i++) {
         const float *value = values + (size_t)i * dim + d;
         __m256 v[4];
-        if (d % LINE_FLOATS == 0) ask_ahead(value, WIDE * LANES);
+        ask_ahead(value, WIDE * LANES);
         for (int j = 0; j < WIDE; j++) v[j] = _mm256_loadu_ps(value + LANES * j);
         for (int r = 0; r < R; r++) {
             const __m256 p = _mm256_broadcast_ss(q[r].scores + i);

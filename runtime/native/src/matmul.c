@@ -137,13 +137,10 @@ AVX2 static void tile(const Matrix *m, const Quantised *x, int row, int count, i
 
 typedef void (*Some)(const Matrix *, const Quantised *, int, int, int, float *, int);
 
-/* Panels are not worth their work for fewer rows. */
-enum { MANY = 32 };
-
 /* How many of `groups` groups are best done at once for so many rows: 1, 2 or 4. */
 static int groups_at_once(int rows, int groups) {
     if (!wide_chosen() || groups < 2) return 1;
-    return rows >= MANY && groups >= 4 ? 4 : 2;
+    return rows >= PANEL_FROM && groups >= 4 ? 4 : 2;
 }
 
 /* The results of `count` groups, 1, 2 or 4, of some rows. */

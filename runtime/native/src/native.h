@@ -38,7 +38,7 @@
 #define INLINE static inline __attribute__((always_inline)) AVX2
 #endif
 
-enum { LANES = 8, WIDE_ROWS = 8, PANEL_ROWS = 64, BLOCK = 32, QUERIES_AT_ONCE = 8, WIDEST_HEAD = 256, MOST_BEST = 16, VERSION = 4 };
+enum { LANES = 8, WIDE_ROWS = 8, PANEL_FROM = 32, PANEL_ROWS = 64, BLOCK = 32, QUERIES_AT_ONCE = 8, WIDEST_HEAD = 256, MOST_BEST = 16, VERSION = 4 };
 
 /* LINE_FLOATS: floats that memory brings at once. CACHE_AHEAD: floats of keys or values that are asked for before they are needed. */
 enum { LINE_FLOATS = 16, CACHE_AHEAD = 1024 };

@@ -51,7 +51,7 @@ AVX2 float exp_sum(float *x, int count, float highest) {
     }
     const __m256 high = _mm256_set1_ps(highest);
     __m256 total = _mm256_setzero_ps();
-    for (int i = count; i % LANES; i++) x[i] = -1e30f;
+    for (int i = count; i % LANES; i++) x[i] = -INFINITY;
     for (int i = 0; i < count; i += LANES) {
         const __m256 e = exp8(_mm256_sub_ps(_mm256_loadu_ps(x + i), high));
         _mm256_storeu_ps(x + i, e);
@@ -118,6 +118,9 @@ AVX2 void top_row(const float *x, int width, const int32_t *names, int count, fl
     }
 }
 
+/* Below it 127 / highest is no number; such a block is zeros. */
+static const float LEAST = 1e-36f;
+
 INLINE __m256i eight(const float *x, __m256 inverse) {
     return _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x), inverse));
 }
@@ -137,7 +140,7 @@ AVX2 void quantise_row(const float *x, const Quantised *y, int row, int from, in
         }
         const float highest = _mm256_movemask_ps(wrong) ? NAN : max8(most); /* what is no number must be seen */
         const float scale = highest / 127.0f;
-        const __m256 inverse = _mm256_set1_ps(highest > 0 ? 127.0f / highest : 0.0f);
+        const __m256 inverse = _mm256_set1_ps(highest > LEAST ? 127.0f / highest : 0.0f);
         const __m256i low = _mm256_packs_epi32(eight(x, inverse), eight(x + 8, inverse));
         const __m256i high = _mm256_packs_epi32(eight(x + 16, inverse), eight(x + 24, inverse));
         const __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(low, high), order);

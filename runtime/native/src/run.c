@@ -78,7 +78,8 @@ static void gather(const Run *run, const Stage *stage, int row) {
 
 static void share(const Run *run, const Stage *stage, int i, int threads, float *spare) {
     const int queries = run->rows * (stage->heads / stage->kv_heads), all = shares(run, stage, threads);
-    const int from = i % all * queries / all, until = (i % all + 1) * queries / all;
+    const int64_t at = i % all;
+    const int from = (int)(at * queries / all), until = (int)((at + 1) * queries / all);
     attend(stage, run, i / all, from, until - from, spare);
 }
 
@@ -114,10 +115,12 @@ static void task(const Run *run, const Stage *stage, int i, int threads, float *
     }
 }
 
-/* Tasks of a claim, where so many claims shall do. Even: kernels like two groups better than one. */
-static int at_once(int total, int claims) {
-    const int many = pieces(total, claims);
-    return many > 1 ? (many + 1) & ~1 : 1;
+/* Tasks of a claim: kernels like two groups better than one, and of many rows four. */
+static int at_once(const Run *run, const Stage *stage, int total, int threads) {
+    const int rows = stage && stage->f0 >= 0 ? rows_of(run, stage) : run->rows;
+    const int many = pieces(total, threads * (rows < LONG_RUN ? SHARE : FINE_SHARE));
+    if (!stage || stage->kind != MATMUL || many < 2) return many ? many : 1;
+    return rows >= PANEL_FROM && many > 2 ? (many + 3) & ~3 : (many + 1) & ~1;
 }
 
 static void work(void *context, int thread) {
@@ -130,7 +133,7 @@ static void work(void *context, int thread) {
     for (int s = -1; s < run->count; s++) {
         const Stage *stage = s < 0 ? NULL : run->stages + s;
         const int total = stage ? tasks(run, stage, threads) : run->bias ? run->rows : 0;
-        const int many = at_once(total, threads * (run->rows < LONG_RUN ? SHARE : FINE_SHARE));
+        const int many = at_once(run, stage, total, threads);
         for (;;) {
             const int from = pool_claim(job->pool, s + 1, many);
             if (from >= total) break;

@@ -2,6 +2,8 @@
 #include "wide.h"
 #if NATIVE_WIDE
 
+#include <math.h>
+
 enum { MOST = QUERIES_AT_ONCE };
 
 /* Asks for `count` numbers of what is read in order, CACHE_AHEAD of them later. */
@@ -32,7 +34,7 @@ WITHIN __m512 exp16(__m512 x) {
 
 /* exp_sum of rows.c; sums gets its eight parts. What lies behind the last number adds nothing. */
 AVX512 void wide_exp_sum(float *x, int count, float highest, float *sums) {
-    const __m512 high = _mm512_set1_ps(highest), none = _mm512_set1_ps(-1e30f);
+    const __m512 high = _mm512_set1_ps(highest), none = _mm512_set1_ps(-INFINITY);
     __m256 total = _mm256_setzero_ps();
     for (int i = 0; i < count; i += WIDE) {
         const __mmask16 there = (__mmask16)(count - i < WIDE ? (1 << (count - i)) - 1 : 0xffff);
