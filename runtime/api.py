@@ -224,7 +224,7 @@ class LLM:
         drafting = sum(runs.values()) + step if step is not None else sum(runs.values()) or None
         paced = request.paced(options, modules, cost, drafting, hybrid.seconds(drafter) is not None)
         watched = self._curves.watching(TARGET, self.bundle)
-        return Engine(self._session, drafter, sampling, limits, paced, watched and watched.saw)
+        return Engine(self._session, drafter, sampling, limits, paced, watched.saw if watched else None)
 
     def close(self) -> None:
         with self.turn:

@@ -1,7 +1,8 @@
 """What verify runs take now, where they were measured at another moment.
 
 Enters: a measured curve, and the time of every verify run since. Leaves: that curve, corrected by what runs of these
-widths took lately. A machine's memory may be twice as fast an hour later, and plain decoding gains most of that: what was worth drafting then is a loss now.
+widths took lately. A machine's memory may be twice as fast an hour later, and plain decoding gains most of that: what
+was worth drafting then is a loss now.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ APART = 3
 """Runs from one of a width that is kept to the next: a disturbance of some milliseconds is few of them."""
 
 OLD = 96
-"""Runs after which one is forgotten: where nothing is drafted any more, a width is then as it was measured, tried again, and
-seen."""
+"""Runs after which one is forgotten: where nothing is drafted any more, a width is then as it was measured, tried
+again, and seen."""
 
 EVERY = 8
 """Runs from one look at them to the next."""

@@ -21,7 +21,7 @@ SHUT = np.float32(-1e4)
 
 
 def attend(queries: F32, keys: F32, values: F32, bias: F32, before: int, threads: int = 1) -> F32:
-    """What it gives [rows, heads * dim]. queries [rows, heads, dim]; keys, values [kv_heads, slots, dim]; bias [rows, slots]."""
+    """[rows, heads * dim]. queries [rows, heads, dim]; keys, values [kv_heads, slots, dim]; bias [rows, slots]."""
     rows, heads, dim = queries.shape
     kv_heads, slots, _ = keys.shape
     out, own = np.full((rows, heads * dim), np.nan, np.float32), QUERIES_AT_ONCE * (slots + 8)
