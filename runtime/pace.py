@@ -7,11 +7,14 @@ tokens per second: a part that gives less than the whole's rate lowers it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from time import perf_counter
 from typing import Protocol
 
 from spec_edge.runtime.costs import CostCurve
 from spec_edge.runtime.drafters.options import DrafterOptions
+from spec_edge.runtime.live_costs import LiveCurve
 
 NEXT = 0.85
 """Acceptance of a token that a draft model has not named yet."""
@@ -25,6 +28,9 @@ FLAT = 1.5
 START, HOPED, FADES, SELDOM = 4.0, 1.1, 0.95, 15
 """Plain steps that a ledger begins with, and the tokens that they are taken to have made, each; what a step leaves of
 the older ones; steps from one question to the next where asking does not pay."""
+
+MOST = 2.0
+"""Times of its expected time that a step counts at most: a disturbance is not the drafter's."""
 
 AHEAD = 4
 """Rows that a step of the cost curve may have."""
@@ -67,10 +73,11 @@ def of_head(options: DrafterOptions, name: str) -> Pace | None:
 
 class Ledger:
     """Whether asking a head has paid in this text: tokens of the steps for which it was asked, against the plain steps
-    that their time, by the cost curve, would have made. Where it has not, it is asked now and then."""
+    that their time would have made. Where it has not, it is asked now and then. Time is that of the clock where the
+    curve follows it, with all that a step takes besides its runs, else what the curve says."""
 
-    def __init__(self, cost: CostCurve) -> None:
-        self._cost = cost
+    def __init__(self, cost: CostCurve, clock: Callable[[], float] = perf_counter) -> None:
+        self._cost, self._clock, self._begun = cost, clock, 0.0
         self.start()
 
     def start(self, cost: CostCurve | None = None) -> None:
@@ -81,14 +88,16 @@ class Ledger:
     def asks(self) -> bool:
         """Called once a step that could ask."""
         if self._made >= self._plain or self._passed == SELDOM:
-            self._passed = 0
+            self._passed, self._begun = 0, self._clock()
             return True
         self._passed += 1
         return False
 
     def learn(self, tokens: int, rows: int, spent: float) -> None:
         """A step for which it was asked. rows: of its verify run; spent: seconds of drafting."""
-        plain = (self._cost.at(rows) + spent) / self._cost.at(1)
+        expected = self._cost.at(rows) + spent
+        taken = min(self._clock() - self._begun, MOST * expected) if isinstance(self._cost, LiveCurve) else expected
+        plain = taken / self._cost.at(1)
         self._made, self._plain = self._made * FADES + tokens, self._plain * FADES + plain
 
 

@@ -120,12 +120,12 @@ class Eagle:
 
     def observe(self, verdict: Verdict, draft: Draft, output: Output) -> None:
         """Keep the true features of what was accepted, whoever drafted it."""
-        if self._ledger is not None and self._spent is not None:
-            self._ledger.learn(len(verdict.tokens), 1 + len(draft), self._spent)
-            self._spent = None
         features = self._features(output)
         if features is not None:
             self._model.observe(features[list(verdict.rows)], verdict.tokens)
+        if self._ledger is not None and self._spent is not None:
+            self._ledger.learn(len(verdict.tokens), 1 + len(draft), self._spent)
+            self._spent = None
 
     def propose(self, context: Context, width: int) -> Draft:
         """A drawn chain's q is a view, valid until the next call."""

@@ -122,12 +122,32 @@ def test_drafts_follow() -> None:
     assert draft_length(curve, ids) > 0
 
 
-def test_a_ledger_and_a_pace_follow() -> None:
+def test_a_pace_follows() -> None:
     curve = live(MEASURED)
-    ledger, pace = Ledger(curve), Pace(curve, 0.1, 0.0)
+    pace = Pace(curve, 0.1, 0.0)
     assert pace.takes(1.0, 0.6, 2)
-    told(told(curve, 1, 1.0), 2, 8.0)
+    told(told(curve, 2, 8.0), 1, 1.0)
     assert not pace.takes(1.0, 0.6, 2)
-    for _ in range(8):
+
+
+@pytest.mark.parametrize(("taken", "asked"), [(4.4, True), (9.0, False)])
+def test_a_ledger_counts_what_steps_take(taken: float, asked: bool) -> None:
+    """With all that comes on top of the runs; by what was measured each of these steps would have paid."""
+    now = [0.0]
+    ledger, measured = (Ledger(curve, lambda: now[0]) for curve in (live(MEASURED), MEASURED))
+    for _ in range(20):
+        for one in (ledger, measured):
+            if one.asks():
+                now[0] += taken
+                one.learn(2, 2, 0.1)
+    assert measured.asks() and ledger.asks() == asked
+
+
+def test_a_disturbed_step_is_not_the_drafters() -> None:
+    now = [0.0]
+    ledger = Ledger(live(MEASURED), lambda: now[0])
+    for seconds in [4.5] * 19 + [500.0]:
+        assert ledger.asks()
+        now[0] += seconds
         ledger.learn(2, 2, 0.1)
-    assert not ledger.asks()
+    assert ledger.asks()
