@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -125,3 +125,16 @@ def mangle() -> Callable[..., tuple[list[Any], dict[str, Any]]]:
     """(data, nodes, constants) of a graph -> the same with up to three changes that nobody would export: nodes lose,
     gain and swap inputs, outputs and numbers; constants change shape."""
     return _mangled
+
+
+@pytest.fixture(scope="module", params=["AVX2", "AVX-VNNI", "AVX512-VNNI"])
+def instruction_set(request: pytest.FixtureRequest, native_kernels: None) -> Iterator[str]:  # noqa: ARG001
+    """Each set of instructions of the native kernels, chosen; skipped where the processor, which is asked, lacks it."""
+    from spec_edge.runtime.native.library import INSTRUCTIONS, instructions
+
+    assert request.param in INSTRUCTIONS
+    if instructions(request.param) != request.param:
+        instructions()
+        pytest.skip(f"this processor says of itself (CPUID) that it has no {request.param}")
+    yield request.param
+    instructions()

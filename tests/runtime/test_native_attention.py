@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -11,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from spec_edge.runtime.native.library import INSTRUCTIONS, instructions, library
+from spec_edge.runtime.native.library import instructions, library
 from spec_edge.runtime.native.mirror import ATTEND, NONE, QUERIES_AT_ONCE, Floats, Run, Stage
 
-pytestmark = pytest.mark.usefixtures("chosen")
+pytestmark = pytest.mark.usefixtures("instruction_set")
 
 F32 = NDArray[np.float32]
 SHUT = np.float32(-1e4)
@@ -70,16 +69,6 @@ def case(rows: int, before: int, kv_heads: int, share: int, dim: int, tree: bool
     return queries, keys, values, np.where(sees, np.float32(0), SHUT).astype(np.float32)
 
 
-@pytest.fixture(scope="module", params=INSTRUCTIONS)
-def chosen(request: pytest.FixtureRequest, native_kernels: None) -> Iterator[str]:  # noqa: ARG001
-    """Every set of instructions that this processor has."""
-    if instructions(request.param) != request.param:
-        instructions()
-        pytest.skip(f"this processor has no {request.param}")
-    yield request.param
-    instructions()
-
-
 CASE = {
     "rows": st.integers(1, 12), "before": st.integers(0, 70), "kv_heads": st.integers(1, 3), "share": st.integers(1, 9),
     "dim": st.sampled_from([32, 64, 96, 128, 160, 256]), "tree": st.booleans(), "seed": st.integers(0, 99),
@@ -96,7 +85,7 @@ def test_it_is_attention(rows: int, before: int, kv_heads: int, share: int, dim:
 @settings(max_examples=40)
 @given(**CASE)
 def test_every_set_gives_the_same_bits(
-    chosen: str, rows: int, before: int, kv_heads: int, share: int, dim: int, tree: bool, seed: int
+    instruction_set: str, rows: int, before: int, kv_heads: int, share: int, dim: int, tree: bool, seed: int
 ) -> None:
     made = case(rows, before, kv_heads, share, dim, tree, seed)
     found = attend(*made, before, threads=1 + seed % 5)
@@ -104,7 +93,7 @@ def test_every_set_gives_the_same_bits(
     try:
         np.testing.assert_array_equal(found, attend(*made, before))
     finally:
-        instructions(chosen)
+        instructions(instruction_set)
 
 
 @settings(max_examples=30)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spec_edge.runtime.native import pack as packing
-from spec_edge.runtime.native.library import INSTRUCTIONS, instructions, library
+from spec_edge.runtime.native.library import instructions, library
 from spec_edge.runtime.native.mirror import (
     MATMUL,
     S8_BLOCK,
@@ -26,16 +25,7 @@ from spec_edge.runtime.native.mirror import (
 from spec_edge.runtime.native.program import Linear, Program, Step
 from spec_edge.runtime.native.state import Untranslatable
 
-
-@pytest.fixture(scope="module", params=INSTRUCTIONS, autouse=True)
-def multiplied_with(request: pytest.FixtureRequest, native_kernels: None) -> Iterator[str]:  # noqa: ARG001
-    """Every set of instructions that this processor has."""
-    if instructions(request.param) != request.param:
-        instructions()
-        pytest.skip(f"this processor has no {request.param}")
-    yield request.param
-    instructions()
-
+pytestmark = pytest.mark.usefixtures("instruction_set")
 
 Case = tuple[int, int, int, bool]
 """bits, block, n where codes lie within [middle - n, middle + n), offset."""
@@ -149,7 +139,7 @@ def test_a_row_is_the_same_in_every_company(form: int) -> None:
     seed=st.integers(0, 99),
 )
 def test_every_set_of_instructions_gives_the_same_bits(
-    multiplied_with: str, form: int, rows: int, n: int, blocks: int, seed: int
+    instruction_set: str, form: int, rows: int, n: int, blocks: int, seed: int
 ) -> None:
     """Many rows and groups too: AVX-512 takes their codes apart first."""
     _, packed, _ = matrix(CASES[form], n, 32 * blocks, seed, True)
@@ -159,7 +149,7 @@ def test_every_set_of_instructions_gives_the_same_bits(
     try:
         np.testing.assert_array_equal(found, product(packed, made, rows, n))
     finally:
-        instructions(multiplied_with)
+        instructions(instruction_set)
 
 
 @pytest.mark.parametrize("form", sorted(CASES))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
+torch = pytest.importorskip("torch", reason="the extra 'train' is not installed")
 
 from spec_edge.export.train.generate import Generated, Job  # noqa: E402
 from spec_edge.export.train.kernels import open_kernels  # noqa: E402

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-torch = pytest.importorskip("torch")
+torch = pytest.importorskip("torch", reason="the extra 'train' is not installed")
 
 from spec_edge.export.train.fit import FLOOR, batches, schedule  # noqa: E402
 from spec_edge.export.train.kinds import conversations, passages  # noqa: E402
