@@ -37,13 +37,13 @@ may take twice the time that they take on end."""
 class Runs:
     """Times of verify runs, each as a share of what the curve says.
 
-    known  (width, its share of late), ascending
+    known  (width, its share of late), ascending; a new one each time that they were looked at
     """
 
     def __init__(self) -> None:
         self._shares: dict[int, deque[tuple[int, float]]] = {}
         self._count = self._singles = 0
-        self.known: list[tuple[int, float]] = []
+        self.known: tuple[tuple[int, float], ...] = ()
 
     def saw(self, share: float, width: int) -> None:
         """A run of `width` rows took `share` times the measured time."""
@@ -71,7 +71,15 @@ class Runs:
     def _look(self) -> None:
         since = self._count - OLD
         recent = {w: [share for n, share in shares if n > since] for w, shares in sorted(self._shares.items())}
-        self.known = [(w, median(shares)) for w, shares in recent.items() if len(shares) >= FEWEST]
+        self.known = tuple((w, median(shares)) for w, shares in recent.items() if len(shares) >= FEWEST)
+
+
+class _Asked:
+    """Times by width, until there are other shares: drafters ask for dozens at every step."""
+
+    def __init__(self) -> None:
+        self.known: tuple[tuple[int, float], ...] = ()
+        self.times: dict[int, float] = {}
 
 
 @dataclass(frozen=True)
@@ -80,11 +88,20 @@ class LiveCurve(CostCurve):
     their runs are the same ones."""
 
     runs: Runs = field(default_factory=Runs)
+    _asked: _Asked = field(default_factory=_Asked, init=False, repr=False, compare=False)
 
     def at(self, width: int) -> float:
         """No less than a narrower run, whenever each was seen."""
+        asked = self._asked
+        if asked.known is not self.runs.known:
+            asked.known, asked.times = self.runs.known, {}
+        if width not in asked.times:
+            asked.times[width] = self._at(width)
+        return asked.times[width]
+
+    def _at(self, width: int) -> float:
         narrower = (CostCurve.at(self, w) * share for w, share in self.runs.known if w < width)
-        return max(super().at(width) * self.runs.factor(width), *narrower, 0.0)
+        return max(CostCurve.at(self, width) * self.runs.factor(width), *narrower, 0.0)
 
     def saw(self, width: int, length: int, seconds: float) -> None:
         """A verify run of so many rows over a text of this length."""

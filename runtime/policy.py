@@ -37,6 +37,13 @@ BELIEF = Belief()
 average, 0.96 at worst; rates 0.6 to 0.8, priors 2 to 4 and decays 0.8 to 0.95 are within 0.002 of it."""
 
 
+NEARLY = 64
+"""Tokens of text between two looks at what rows cost over a text of its length."""
+
+UNLIKELY = 1e-3
+"""A level that is reached less often is not thought about, nor those below it."""
+
+
 class Policy(Protocol):
     """Decides the width of each step. The engine calls `start` at each new text, then `rows` and `observe` in turn."""
 
@@ -78,6 +85,7 @@ class Adaptive:
         """drafting: seconds that each level of a draft costs before it is verified."""
         self._cost, self._belief, self._growth = cost or UNMEASURED, belief, growth
         self._drafting = drafting
+        self._near: tuple[int, CostCurve] | None = None
         self.start()
 
     def start(self) -> None:
@@ -87,7 +95,7 @@ class Adaptive:
         self._rows: list[float] = []
 
     def rows(self, length: int, most: int) -> int:
-        cost, best, speed, width = self._cost.over(length), min(2.0, most), 0.0, 1.0
+        cost, best, speed, width = self._over(length), min(2.0, most), 0.0, 1.0
         expected, reach, rate = 1.0, 1.0, self._belief.rate
         for depth in range(most - 1):
             rate = self._rate(depth, rate)
@@ -97,7 +105,7 @@ class Adaptive:
             seconds = self._seconds(cost, math.ceil(width), length) + self._drafting * (depth + 1)
             if (gain := expected / seconds) > speed:
                 best, speed = width, gain
-            if width >= most:
+            if width >= most or reach < UNLIKELY:
                 break
         return math.ceil(best)
 
@@ -114,6 +122,12 @@ class Adaptive:
         end = verdict.path[-1] if verdict.path else ROOT
         if any(p == end and c for p, c in zip(draft.parents, draft.candidate, strict=True)):
             self._seen[len(verdict.path)] += 1.0
+
+    def _over(self, length: int) -> CostCurve:
+        """The curve over about this length."""
+        if self._near is None or self._near[0] != length // NEARLY:
+            self._near = length // NEARLY, self._cost.over(length // NEARLY * NEARLY)
+        return self._near[1]
 
     def _rate(self, depth: int, believed: float) -> float:
         """P(a token at this depth is accepted | those above it); leans on the depth above."""

@@ -29,9 +29,12 @@ def worth(chances: Sequence[float], cost: CostCurve, spent: float = 0.0) -> tupl
 
 def promise(cost: CostCurve, step: float, rate: float, most: int) -> float:
     """The gain of a chain that costs `step` seconds a token, before it is drafted. rate: acceptance at each depth."""
-    gain, expected, reach = 1.0, 1.0, 1.0
+    gain, expected, reach, plain = 1.0, 1.0, 1.0, cost.at(1)
     for rows in range(1, most + 1):
         reach *= rate
         expected += reach
-        gain = max(gain, expected * cost.at(1) / (cost.at(1 + rows) + rows * step))
+        seconds = cost.at(1 + rows) + rows * step
+        gain = max(gain, expected * plain / seconds)
+        if rate < 1 and (expected + reach * rate / (1 - rate)) * plain <= gain * seconds:
+            break  # a longer one takes no less time, and all that it could give is not worth it
     return gain

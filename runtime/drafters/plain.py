@@ -10,6 +10,9 @@ from spec_edge.runtime.drafters.options import DrafterOptions
 READS = ("draft_tokens",)
 """A limit that drafting nothing keeps: methods can be compared under the same options. See `drafters/options.py`."""
 
+OWN_PACE = True
+"""There is no draft whose length a policy could choose."""
+
 DRAFTS = False
 """This method is refused beside others in a hybrid, to which it would add nothing."""
 
