@@ -268,15 +268,19 @@ def borrowed_head(target: ModelConfig) -> str:
     return EMBEDDING if target.tied else HEAD
 
 
-PRECISION = {"int4": "int8", "keep": "int8"} | dict.fromkeys(("int4-channel", "int4-g128", "a16w8"), "int8-channel")
-"""A drafter's own matrices, by the bundle's precision; as the bundle's where not named. They are few and decide what
-is accepted, so nothing is rounded to four bits. The form stays the bundle's: one opset, and what its compiler takes."""
+BLOCKS = "int4-all"
+PRECISION = dict.fromkeys(("int4", "keep"), BLOCKS) | dict.fromkeys(
+    ("int4-channel", "int4-g128", "a16w8"), "int8-channel"
+)
+"""A drafter's own matrices, by the bundle's precision; as the bundle's where not named. Four bits in blocks of 32 keep
+what is accepted (models/schemes/int4_all.py); with a scale for more inputs that is not known, so that those have eight.
+The form stays the bundle's: one opset, and what its compiler takes."""
 
 
 def own_scheme(precision: str, shape: tuple[int, ...]) -> str:
-    """Scheme of a drafter's matrix; the integer schemes need inputs that are a multiple of 32."""
+    """Scheme of a drafter's matrix; the schemes of blocks need inputs that are a multiple of 32."""
     name = PRECISION.get(precision, precision)
-    return "fp16" if name == "int8" and shape[-1] % 32 else name
+    return "fp16" if name in ("int8", BLOCKS) and shape[-1] % 32 else name
 
 
 def pack_own(weights: Weights, name: str, precision: str) -> Packed:

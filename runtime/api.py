@@ -32,6 +32,7 @@ from spec_edge.runtime.option_types import check_count, check_prompt
 from spec_edge.runtime.options import Options
 from spec_edge.runtime.placement import GraphPlacement, Place, placements
 from spec_edge.runtime.placing import AUTO, DRAFT, TARGET, Placer, Wish
+from spec_edge.runtime.paced import seconds
 from spec_edge.runtime.policy import known_cost
 from spec_edge.runtime.pool import Pool
 from spec_edge.runtime.protocols import Drafter, Session
@@ -222,7 +223,7 @@ class LLM:
         limits = request.limits(options, self.bundle.manifest.text)
         self._current = self._last = None
         drafting = sum(runs.values()) + step if step is not None else sum(runs.values()) or None
-        paced = request.paced(options, modules, cost, drafting, hybrid.seconds(drafter) is not None)
+        paced = request.paced(options, modules, cost, drafting, seconds(drafter) is not None)
         watched = self._curves.watching(TARGET, self.bundle)
         return Engine(self._session, drafter, sampling, limits, paced, watched.saw if watched else None)
 

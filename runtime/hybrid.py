@@ -19,10 +19,11 @@ from spec_edge.runtime.costs import CostCurve
 from spec_edge.runtime.draft import EMPTY, ROOT, UNREAD, Context, Draft, Output, Verdict
 from spec_edge.runtime.drafters.options import MODES, DrafterOptions
 from spec_edge.runtime.networks import NETWORK
+from spec_edge.runtime.paced import paced, seconds
 from spec_edge.runtime.protocols import Drafter
 from spec_edge.runtime.prune import prune
 from spec_edge.runtime.survivor import Survivor
-from spec_edge.runtime.trie import Scores, merge
+from spec_edge.runtime.trie import Scores, merge_scored
 from spec_edge.runtime.worth import worth
 
 DRAFTERS = "spec_edge.runtime.drafters"
@@ -48,41 +49,14 @@ def scored(drafter: Drafter, context: Context, width: int) -> tuple[Draft, Score
     return draft, [RATE ** int(depth) for depth in draft.depths[1:]]
 
 
-@runtime_checkable
-class Paced(Protocol):
-    """A drafter whose drafts take time. seconds: of one of its runs, where costs end its drafts; None: they do not."""
-
-    @property
-    def seconds(self) -> float | None: ...
-
-    def promises(self, cost: CostCurve, most: int) -> float:
-        """Gain over plain decoding of a draft of at most so many rows, before there is one."""
-        ...
-
-    def spent(self, draft: Draft) -> float:
-        """Seconds that drafting took."""
-        ...
-
-
-def paced(drafter: Drafter) -> Paced | None:
-    """The drafter, where costs end its drafts, so that no policy has to."""
-    return drafter if isinstance(drafter, Paced) and drafter.seconds is not None else None
-
-
-def seconds(drafter: Drafter) -> float | None:
-    """Of a run of a drafter, where costs end its drafts."""
-    found: float | None = getattr(drafter, "seconds", None)
-    return found
-
-
 def merged(drafters: Sequence[Drafter], context: Context, width: int, cost: CostCurve | None = None) -> Draft:
     """Everybody proposes; the most probable rows that fit and, with a cost curve, are worth their cost."""
     pairs = _proposals(drafters, context, width, cost)
     drafts = [p[0] for p in pairs]
-    draft = drafts[0] if len(pairs) == 1 else merge(drafts, width, [p[1] for p in pairs])
+    draft, chances = pairs[0] if len(pairs) == 1 else merge_scored(drafts, width, [p[1] for p in pairs])
     if cost is not None and all(draft.candidate):
         spent = sum(one.spent(own) for d, own in zip(drafters, drafts, strict=True) if (one := paced(d)) is not None)
-        draft = _worth(draft, pairs, cost, spent)
+        draft = prune(draft, worth(chances, cost, spent)[0], len(draft), max(draft.tokens, default=0) + 1)
     kept = set(_paths(draft))
     named = [d.name for d, own in zip(drafters, drafts, strict=True) if not kept.isdisjoint(_paths(own))]
     return replace(draft, sources=tuple(named))
@@ -104,16 +78,6 @@ def _proposals(
         if cost is not None:
             gain = max(gain, worth(sorted(found[i][1], reverse=True), cost)[1])
     return [found[i] for i in range(len(drafters))]
-
-
-def _worth(draft: Draft, pairs: Sequence[tuple[Draft, Scores]], cost: CostCurve, spent: float) -> Draft:
-    """The rows of a merged draft that are worth running; they come in the order of their scores."""
-    chance: dict[tuple[int, ...], float] = {}
-    for own, scores in pairs:
-        for path, score in zip(_paths(own), scores, strict=True):
-            chance[path] = max(score, chance.get(path, 0.0))
-    rows = worth([chance[path] for path in _paths(draft)], cost, spent)[0]
-    return prune(draft, rows, len(draft), max(draft.tokens, default=0) + 1)
 
 
 def _paths(draft: Draft) -> list[tuple[int, ...]]:

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from spec_edge.runtime.costs import CostCurve
 from spec_edge.runtime.draft import EMPTY, UNREAD, Context, Draft, Output, Verdict
+from spec_edge.runtime.paced import paced, seconds
 from spec_edge.runtime.protocols import Drafter
 from spec_edge.runtime.providers.provider import ProviderFailed
 from spec_edge.runtime.trie import Scores
@@ -19,7 +21,7 @@ Propose = Callable[[Context, int], tuple[Draft, Scores]]
 
 
 class Survivor:
-    """`Drafter` and `Scored` (hybrid.py) over another one; propose: how that one proposes with scores."""
+    """`Drafter`, `Scored` (hybrid.py) and `Paced` over another one; propose: how that one proposes with scores."""
 
     def __init__(self, inner: Drafter, propose: Propose, say: Callable[[str], None]) -> None:
         self._inner, self._propose, self._say = inner, propose, say
@@ -36,9 +38,18 @@ class Survivor:
 
     @property
     def seconds(self) -> float | None:
-        """As `hybrid.seconds` of the inner one."""
-        found: float | None = getattr(self._inner, "seconds", None)
-        return found
+        """As the inner one says."""
+        return seconds(self._inner)
+
+    def promises(self, cost: CostCurve, most: int) -> float:
+        """Nothing once it has failed; of what takes no time it is not asked."""
+        inner = paced(self._inner) if self._alive else None
+        return 1.0 if inner is None else inner.promises(cost, most)
+
+    def spent(self, draft: Draft) -> float:
+        """As the inner one says."""
+        inner = paced(self._inner)
+        return 0.0 if inner is None else inner.spent(draft)
 
     def start(self, prompt: Sequence[int], read: Output = UNREAD) -> None:
         """A new text: it may try again."""

@@ -8,15 +8,7 @@ prompts, its 0.5B names the next one in 0.9135 of the cases with either head; on
 
 from __future__ import annotations
 
-from spec_edge.models.checkpoint import Weights
-from spec_edge.models.schemes import keep
-from spec_edge.models.schemes.int4 import least_squares
-from spec_edge.models.schemes.scheme import Packed, Scheme, blocks_of, rounded
+from spec_edge.models.schemes import int4_all, keep
+from spec_edge.models.schemes.scheme import Scheme
 
-
-def head(weights: Weights, name: str) -> Packed:
-    """4-bit blocks of 32 along the inputs."""
-    return rounded(blocks_of(weights.dense(name), name), 4, least_squares)
-
-
-SCHEME = Scheme("keep-head4", keep.pack, keep.check, head=head)
+SCHEME = Scheme("keep-head4", keep.pack, keep.check, head=int4_all.pack)

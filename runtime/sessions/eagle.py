@@ -43,6 +43,7 @@ class EagleSession:
         self._graph = FusedGraph(opener(steps[0]), shape, self._slots, CHUNK)
         self._fuse = _Fuse(opener(fuses[0]), fuses[0]) if fact.reads == "taps" else None
         self._scratch = Scratch()
+        self._depths, self._causal = np.arange(CHUNK), np.tri(CHUNK, dtype=bool)
 
     @property
     def length(self) -> int:
@@ -63,7 +64,7 @@ class EagleSession:
             rows = np.array([size - 1], np.int32)
             read = features[start : start + size]
             fused = read if self._fuse is None else self._fuse.run(read)
-            level = self._run(chunk, fused, np.arange(size), np.tri(size, dtype=bool), rows)
+            level = self._run(chunk, fused, self._depths[:size], self._causal[:size, :size], rows)
             self._graph.cache.commit(range(size))
         return level
 

@@ -93,10 +93,12 @@ class FusedGraph:
 
     def _write_bias(self, mask: NDArray[np.bool_], rows: int, columns: int) -> None:
         """Bias of the new columns; committed ones and those behind are 0 (the kernel reads none behind)."""
-        self._dirty[...] = 0
+        if self._dirty.size:
+            self._dirty[...] = 0
         start = self.cache.length
-        self._dirty = self._bias[:rows, start : start + columns]
-        self._dirty[mask == 0] = BLOCKED
+        self._dirty = self._bias[: 0 if mask.all() else rows, start : start + columns]
+        if self._dirty.size:
+            self._dirty[~mask] = BLOCKED
 
     def _rebind(self) -> None:
         """Start over after the buffers moved."""

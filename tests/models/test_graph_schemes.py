@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from spec_edge.models.blockwise import BlockTensor
 from spec_edge.models.contract import BadUsage, SpecError
+from spec_edge.models.drafter import own_scheme
 from spec_edge.models.forms import Form
 from spec_edge.models.plugins import known
 from spec_edge.models.schemes import int4, int8
@@ -124,7 +125,8 @@ def test_every_scheme_stays_within_its_error(lab: Any, tmp_path: Path, name: str
 
 def test_known_schemes_and_a_misspelt_one() -> None:
     assert known("spec_edge.models.schemes", "SCHEME") == (
-        *("a16w8", "fp16", "fp32", "int4", "int4-channel", "int4-g128", "int8", "int8-channel", "keep", "keep-head4"),
+        *("a16w8", "fp16", "fp32", "int4", "int4-all", "int4-channel", "int4-g128", "int8", "int8-channel", "keep"),
+        "keep-head4",
     )
     with pytest.raises(BadUsage, match=r"unknown precision 'in8'. Did you mean 'int8'\?"):
         scheme("in8")
@@ -135,6 +137,13 @@ def test_int4_keeps_the_vocabulary_in_int8(lab: Any) -> None:
     bits = {n: scheme("int4").pack(tiny.weights, n).bits for n, w in tiny.weights.tensors.items() if w.ndim == 2}
     assert {n for n, b in bits.items() if b == 8} == {"model.embed_tokens.weight", "lm_head.weight"}
     assert set(bits.values()) == {4, 8}
+
+
+@pytest.mark.parametrize(("precision", "own"), [("keep", "int4-all"), ("int4", "int4-all"), ("int8", "int8")])
+def test_a_drafter_takes_four_bits_where_the_bundle_may(lab: Any, precision: str, own: str) -> None:
+    assert own_scheme(precision, (100, 64)) == own and own_scheme(precision, (7, 33)) == "fp16"
+    tiny = lab.tiny("llama-mha-untied")
+    assert scheme("int4-all").pack(tiny.weights, "lm_head.weight").bits == 4
 
 
 def test_fp16_refuses_what_float16_cannot_hold(lab: Any) -> None:

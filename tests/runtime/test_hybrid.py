@@ -145,7 +145,7 @@ def test_sampled_law(method: str) -> None:
         ("lookahead", 269, 1341, 230),
         ("suffix", 316, 2402, 183),
         ("suffix+prompt-lookup", 316, 2402, 183),
-        ("lookahead+suffix", 253, 1405, 246),
+        ("lookahead+suffix", 254, 1397, 245),
     ],
 )
 def test_known_acceptance_on_a_pseudo_text(method: str, steps: int, drafted: int, accepted: int) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from spec_edge.models.contract import SpecError
 from spec_edge.runtime.draft import EMPTY, Draft
-from spec_edge.runtime.trie import merge
+from spec_edge.runtime.trie import merge, merge_scored
 
 
 def paths(draft: Draft, candidate: bool = True) -> set[tuple[int, ...]]:
@@ -43,23 +43,34 @@ def test_merged_paths_are_paths_of_some_draft(drafts: list[Draft], width: int) -
     assert found == merge(drafts, width)
 
 
+def chances(drafts: list[Draft], scores: list[list[float]]) -> dict[tuple[int, ...], float]:
+    """Of each path: that not all drafts that hold it are wrong, and no more than the path above it."""
+    wrong: dict[tuple[int, ...], float] = {}
+    for draft, own in zip(drafts, scores, strict=True):
+        at: list[tuple[int, ...]] = []
+        said: dict[tuple[int, ...], float] = {}
+        for i, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
+            at.append((*(at[parent] if parent >= 0 else ()), token))
+            said[at[-1]] = max(said.get(at[-1], 0.0), own[i])
+        for path, chance in said.items():
+            wrong[path] = wrong.get(path, 1.0) * (1 - chance)
+    found: dict[tuple[int, ...], float] = {(): 2.0}
+    for path in sorted(wrong, key=len):
+        found[path] = min(1 - wrong[path], found[path[:-1]])
+    return found
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.lists(trees(), min_size=1, max_size=3), st.integers(1, 12), st.randoms())
 def test_best_rows_first(drafts: list[Draft], width: int, random: object) -> None:
     """No row that was left out has a better score and its parent in the tree."""
     scores = [[random.random() for _ in d.tokens] for d in drafts]  # type: ignore[attr-defined]
     found = merge(drafts, width, scores)
-    best: dict[tuple[int, ...], float] = {(): 2.0}
-    for draft, own in zip(drafts, scores, strict=True):
-        at: list[tuple[int, ...]] = []
-        for i, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
-            above = at[parent] if parent >= 0 else ()
-            at.append((*above, token))
-            best[at[-1]] = max(best.get(at[-1], 0.0), min(own[i], best[above]))
+    best = chances(drafts, scores)
     inside = paths(found)
     worst = min((best[p] for p in inside), default=2.0)
     if len(found) == width - 1:
-        assert all(best[p] <= worst for p in set(best) - inside - {()} if p[:-1] in inside | {()})
+        assert all(best[p] <= worst + 1e-9 for p in set(best) - inside - {()} if p[:-1] in inside | {()})
     else:
         assert inside == set(best) - {()}
 
@@ -85,6 +96,12 @@ def test_priority_and_q() -> None:
     assert (found.tokens, found.parents, found.q) == ((1, 2, 3), (-1, 0, 0), None)
     found = merge([Draft.chain([1, 2]), Draft.chain([1, 3])], 3, [[0.5, 0.1], [0.4, 0.4]])
     assert (found.tokens, found.parents) == ((1, 3), (-1, 0))
+
+
+def test_drafts_that_agree_are_surer() -> None:
+    found, chance = merge_scored([Draft.chain([1, 2]), Draft.chain([1]), Draft.chain([3])], 9, [[0.4, 0.3], [0.5], [0.6]])
+    assert found.tokens == (1, 3, 2) and chance == [0.4 + 0.6 * 0.5, 0.6, 0.3]
+    assert merge_scored([Draft.chain([1, 2])], 9, [[0.1, 0.7]])[1] == [0.1, 0.1]
 
 
 def test_a_window_row_may_follow_a_candidate() -> None:

@@ -13,6 +13,7 @@ from spec_edge.runtime.drafters import lookahead
 from spec_edge.runtime.drafters.options import DrafterOptions
 from spec_edge.runtime.hybrid import compose
 from spec_edge.runtime.sampling import generator
+from spec_edge.runtime.survivor import Survivor
 from spec_edge.runtime.trie import Scores
 from spec_edge.runtime.worth import promise, worth
 
@@ -78,6 +79,18 @@ def test_who_takes_time_is_not_asked_where_the_text_is_sure() -> None:
     found = compose([model, sure], "merge", TILES).propose(HERE, 8)
     assert found.tokens == (8, 9, 10) and found.sources == ("text",) and model.asked == 0
     assert compose([model, unsure], "merge", TILES).propose(HERE, 8).tokens[0] == 5 and model.asked == 1
+
+
+def test_a_network_that_may_fail_is_weighed_like_any_other() -> None:
+    """What keeps a text going without a drafter must not hide what that drafter costs."""
+    model = Says("model", [5, 6, 7], [0.9, 0.85, 0.8], 0.4)
+    guarded, sure = Survivor(model, model.propose_scored, print), Says("text", [8, 9, 10], [0.97, 0.95, 0.93])
+    assert compose([guarded, sure], "merge", TILES).propose(HERE, 8).sources == ("text",) and model.asked == 0
+    dear = Says("model", [5], [0.9], 30.0)
+    for one in (dear, Survivor(dear, dear.propose_scored, print)):
+        assert compose([one, Says("text", [8], [0.3])], "merge", TILES).propose(HERE, 8).tokens == (8,)
+    assert dear.asked == 0
+    assert guarded.spent(Draft.chain([1, 2])) == 0.8 and guarded.promises(TILES, 3) == model.promises(TILES, 3)
 
 
 def test_free_members_are_merged_as_before() -> None:
