@@ -21,7 +21,7 @@ int main(){
       int8_t*q=malloc(rows*k); for(int i=0;i<rows*k;i++) q[i]=rand()%255-127;
       float*s=malloc(rows*k/8),*su=malloc(rows*k/8); for(int i=0;i<rows*k/32;i++) s[i]=su[i]=1;
       int32_t*m32=calloc(rows,k/4); Quantised x={q,s,su,m32,k}; float*y=malloc(4*(size_t)rows*n);
-      double best=1e9; for(int r=0;r<20;r++){ double t=now(); for(int j=0;j<10;j++) matmul(&m,&x,rows,0,n/8,y,n); t=(now()-t)/10; if(t<best)best=t; }
+      double best=1e9; for(int r=0;r<20;r++){ double t=now(); for(int j=0;j<10;j++) matmul(&m,&x,(Span){0,rows},0,n/8,y,n); t=(now()-t)/10; if(t<best)best=t; }
       printf("set %d form %d rows %d: %.1f GMAC/s\n",set,form,rows,(double)rows*n*k/best/1e9);
     }
   }

@@ -63,8 +63,8 @@ class Session:
         return list(out.values())
 
 
-def runner(lab: Any, folder: Path, tiny: Any, **options: Any) -> Any:
-    return lab.runners["fused"](Session(folder, tiny, **options), tiny, SLOTS)
+def runner(lab: Any, folder: Path, tiny: Any, slots: int = SLOTS, **options: Any) -> Any:
+    return lab.runners["fused"](Session(folder, tiny, **options), tiny, slots)
 
 
 def rms(x: NDArray[np.float32]) -> float:
@@ -144,12 +144,15 @@ def test_a_tree_leaves_what_plain_steps_leave(
         np.testing.assert_array_equal(past[:, :, : plain.length], tree.cache[name][:, :, : tree.length])
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3])
-def test_a_long_run_leaves_what_plain_steps_leave(lab: Any, tmp_path: Path, instruction_set: str, threads: int) -> None:
-    """Bit for bit, with every set of instructions: so many rows that their kernels are others."""
+@pytest.mark.parametrize(("rows", "threads"), [(48, 1), (48, 2), (48, 3), (150, 1), (150, 2), (150, 3)])
+def test_a_long_run_leaves_what_plain_steps_leave(
+    lab: Any, tmp_path: Path, instruction_set: str, rows: int, threads: int
+) -> None:
+    """Bit for bit, with every set of instructions: so many rows that their kernels are others, and so many that threads
+    keep to parts of them, of which there may be fewer than threads."""
     tiny = lab.quantised("llama-gqa-tied", 4, 32, True)
-    ids = [int(x) for x in np.random.default_rng(7).integers(0, 256, 48)]
-    plain, long = (runner(lab, tmp_path, tiny, threads=n) for n in (1, threads))
+    ids = [int(x) for x in np.random.default_rng(7).integers(0, 256, rows)]
+    plain, long = (runner(lab, tmp_path, tiny, threads=n, slots=160) for n in (1, threads))
     logits = long.run(ids)
     long.commit(range(len(ids)))
     instructions("AVX2")

@@ -143,48 +143,48 @@ static int groups_at_once(int rows, int groups) {
     return rows >= PANEL_FROM && groups >= 4 ? 4 : 2;
 }
 
-/* The results of `count` groups, 1, 2 or 4, of some rows. */
-static void tiles(const Matrix *m, const Quantised *x, int row, int rows, int group, int count, float *to, int stride) {
+/* The results of `count` groups, 1, 2 or 4, of some rows; to: those of the first of them. */
+static void tiles(const Matrix *m, const Quantised *x, Span rows, int group, int count, float *to, int stride) {
     const Some some = count == 1 ? tile : count == 2 ? wide_tile : wide_panel;
     const int most = count == 1 ? TILE : count == 2 ? WIDE_ROWS : PANEL_ROWS;
-    for (int r = 0; r < rows; r += most)
-        some(m, x, row + r, rows - r < most ? rows - r : most, group, to + (size_t)r * stride, stride);
+    for (int r = 0; r < rows.count; r += most)
+        some(m, x, rows.from + r, rows.count - r < most ? rows.count - r : most, group, to + (size_t)r * stride, stride);
 }
 
 /* The last group of a matrix whose results are no multiple of eight. */
-static void last_tile(const Matrix *m, const Quantised *x, int rows, int group, float *y, int stride) {
+static void last_tile(const Matrix *m, const Quantised *x, Span rows, int group, float *y, int stride) {
     float few[TILE * LANES];
-    const int from = LANES * group;
-    for (int row = 0; row < rows; row += TILE) {
-        const int count = rows - row < TILE ? rows - row : TILE;
+    const int from = LANES * group, end = rows.from + rows.count;
+    for (int row = rows.from; row < end; row += TILE) {
+        const int count = end - row < TILE ? end - row : TILE;
         tile(m, x, row, count, group, few, LANES);
         for (int r = 0; r < count; r++)
             memcpy(y + (size_t)(row + r) * stride + from, few + r * LANES, sizeof(float) * (size_t)(m->n - from));
     }
 }
 
-/* y[row, 8 group ...] of `groups` groups for every row; stride: floats from a row of y to the next. */
-void matmul(const Matrix *m, const Quantised *x, int rows, int group, int groups, float *y, int stride) {
+/* y[row, 8 group ...] of `groups` groups for these rows; stride: floats from a row of y to the next. */
+void matmul(const Matrix *m, const Quantised *x, Span rows, int group, int groups, float *y, int stride) {
     const int end = group + groups, whole = end < m->n / LANES ? end : m->n / LANES;
     int g = group;
     for (int count; g < whole; g += count) {
-        count = groups_at_once(rows, whole - g);
-        tiles(m, x, 0, rows, g, count, y + LANES * g, stride);
+        count = groups_at_once(rows.count, whole - g);
+        tiles(m, x, rows, g, count, y + (size_t)rows.from * stride + LANES * g, stride);
     }
     if (g < end) last_tile(m, x, rows, g, y, stride);
 }
 
-/* Block `block` of silu(gate) * up of every row, quantised. */
-void swiglu(const Stage *stage, const Quantised *x, int rows, int block, const Quantised *y) {
+/* Block `block` of silu(gate) * up of these rows, quantised. */
+void swiglu(const Stage *stage, const Quantised *x, Span rows, int block, const Quantised *y) {
     enum { AT_ONCE = PANEL_ROWS };
     float half[2][AT_ONCE * BLOCK], made[BLOCK];
-    const int count = groups_at_once(rows, BLOCK / LANES);
-    for (int row = 0; row < rows; row += AT_ONCE) {
-        const int few = rows - row < AT_ONCE ? rows - row : AT_ONCE;
+    const int count = groups_at_once(rows.count, BLOCK / LANES), end = rows.from + rows.count;
+    for (int row = rows.from; row < end; row += AT_ONCE) {
+        const int few = end - row < AT_ONCE ? end - row : AT_ONCE;
         for (int i = 0; i < 2; i++) {
             const int group = (stage->first[i] + BLOCK * block) / LANES;
             for (int g = 0; g < BLOCK / LANES; g += count)
-                tiles(stage->matrices + i, x, row, few, group + g, count, half[i] + LANES * g, BLOCK);
+                tiles(stage->matrices + i, x, (Span){row, few}, group + g, count, half[i] + LANES * g, BLOCK);
         }
         for (int r = 0; r < few; r++) {
             silu_times(half[0] + r * BLOCK, half[1] + r * BLOCK, made, BLOCK);

@@ -43,6 +43,9 @@ enum { LANES = 8, WIDE_ROWS = 8, PANEL_FROM = 32, PANEL_ROWS = 64, BLOCK = 32, Q
 /* LINE_FLOATS: floats that memory brings at once. CACHE_AHEAD: floats of keys or values that are asked for before they are needed. */
 enum { LINE_FLOATS = 16, CACHE_AHEAD = 1024 };
 
+/* Parts of a run of many rows that threads keep to: what a thread has made is in its own cache. PART_ROWS: fewest rows of one. */
+enum { MOST_PARTS = 16, PART_ROWS = 64 };
+
 /* How a matrix is packed: groups of 8 rows, blocks of 32 columns; see matmul.c. */
 enum { U4_OFFSET, U4_MIDDLE, U5_OFFSET, U5_MIDDLE, U6_SIXTEEN, S8_BLOCK, FORMS };
 enum { BYTES_U6_SIXTEEN = 224, BYTES_S8_BLOCK = 272 };
@@ -124,6 +127,11 @@ typedef struct {
     int32_t count, rows, asked, slots, before, tables, vocabulary, positions_known;
 } Run;
 
+/* Rows [from, from + count). */
+typedef struct {
+    int from, count;
+} Span;
+
 /* What processor_has may be asked. */
 enum { HAS_AVX2, HAS_AVX_VNNI, HAS_AVX512_VNNI };
 int processor_has(int what);
@@ -133,10 +141,10 @@ typedef void (*Work)(void *context, int thread);
 
 Pool *pool_new(int threads);
 void pool_free(Pool *pool);
-void pool_run(Pool *pool, Work work, void *context); /* on every thread, this one being 0; ends when all have */
+void pool_run(Pool *pool, Work work, void *context, int parts); /* on every thread, this one being 0; ends when all have */
 void pool_barrier(Pool *pool, int stage); /* of that stage; they run in order from 0 on */
 int pool_threads(const Pool *pool);
-int pool_claim(Pool *pool, int stage, int many); /* the first of `many` tasks of a stage that nobody has */
+int pool_claim(Pool *pool, int stage, int part, int many); /* the first of `many` tasks of a part of a stage that nobody has */
 
 EXPORT int native_instructions(int wanted);
 int wide_chosen(void); /* 1: AVX-512 has been; only then may what follows be called */
@@ -148,8 +156,8 @@ void wide_weigh(int queries, float *const *weights, const float *values, int com
 void wide_tile(const Matrix *m, const Quantised *x, int row, int count, int group, float *to, int stride);
 /* Thirty-two results, of four groups, of each of at most PANEL_ROWS rows: for many. */
 void wide_panel(const Matrix *m, const Quantised *x, int row, int count, int group, float *to, int stride);
-void matmul(const Matrix *m, const Quantised *x, int rows, int group, int groups, float *y, int stride);
-void swiglu(const Stage *stage, const Quantised *x, int rows, int block, const Quantised *y);
+void matmul(const Matrix *m, const Quantised *x, Span rows, int group, int groups, float *y, int stride);
+void swiglu(const Stage *stage, const Quantised *x, Span rows, int block, const Quantised *y);
 void quantise_row(const float *x, const Quantised *y, int row, int from, int width);
 void embed_row(const Table *table, int id, float *y);
 void norm_row(const Stage *stage, const float *x, const float *y, float *sum, float *normed, int width);

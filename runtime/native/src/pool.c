@@ -49,16 +49,16 @@ typedef struct {
     char apart[LINE - sizeof(Count)];
 } Padded;
 
-/* claims: of the stage that runs, of the next one, which threads that have passed the barrier may take already, and of the
- * one behind that, which is cleared in the meantime. */
+/* claims: of each part of the stage that runs, of the next one, which threads that have passed the barrier may take already,
+ * and of the one behind that, which is cleared in the meantime. */
 struct Pool {
-    Padded arrived, turn, epoch, running, claims[TURNS];
+    Padded arrived, turn, epoch, running, claims[TURNS][MOST_PARTS];
     Work work;
     void *context;
     Thread *workers;
     Lock mutex;
     Signal signal;
-    int threads, ending;
+    int threads, parts, ending;
 };
 
 typedef struct {
@@ -171,8 +171,13 @@ void pool_free(Pool *pool) {
 
 int pool_threads(const Pool *pool) { return pool->threads; }
 
-void pool_run(Pool *pool, Work work, void *context) {
-    for (int i = 0; i < TURNS; i++) store(&pool->claims[i].value, 0);
+static void clear(Pool *pool, int stage) {
+    for (int part = 0; part < pool->parts; part++) store(&pool->claims[stage % TURNS][part].value, 0);
+}
+
+void pool_run(Pool *pool, Work work, void *context, int parts) {
+    pool->parts = parts;
+    for (int i = 0; i < TURNS; i++) clear(pool, i);
     pool->work = work;
     pool->context = context;
     store(&pool->running.value, pool->threads - 1);
@@ -189,21 +194,20 @@ void pool_run(Pool *pool, Work work, void *context) {
 }
 
 void pool_barrier(Pool *pool, int stage) {
-    Count *next = &pool->claims[(stage + 2) % TURNS].value;
     if (pool->threads == 1) {
-        store(next, 0);
+        clear(pool, stage + 2);
         return;
     }
     const long turn = load(&pool->turn.value);
     if (add(&pool->arrived.value, 1) == pool->threads - 1) {
         store(&pool->arrived.value, 0);
-        store(next, 0);
+        clear(pool, stage + 2);
         store(&pool->turn.value, turn + 1);
     } else {
         spin(&pool->turn.value, turn);
     }
 }
 
-int pool_claim(Pool *pool, int stage, int many) { return (int)add(&pool->claims[stage % TURNS].value, many); }
+int pool_claim(Pool *pool, int stage, int part, int many) { return (int)add(&pool->claims[stage % TURNS][part].value, many); }
 
 #endif

@@ -5,12 +5,13 @@
 #include <immintrin.h>
 #include <string.h>
 
-/* Tasks a thread takes at once: a claim costs what a few hundred columns of eight rows do. */
-enum { SHARE = 3, FINE_SHARE = 8, LONG_RUN = 16 };
+/* Claims of a thread in a stage: one costs what a few hundred columns of eight rows do. */
+enum { SHARE = 3, FINE_SHARE = 8, FINEST_SHARE = 32, LONG_RUN = 16 };
 
 typedef struct {
     Pool *pool;
     const Run *run;
+    int threads, parts;
 } Job;
 
 static float *at(const Run *run, int buffer, int row) {
@@ -25,39 +26,57 @@ static int groups(const Stage *stage) {
 }
 
 static int rows_of(const Run *run, const Stage *stage) {
-    return run->floats[stage->f0].asked ? run->asked : run->rows;
-}
-
-static int pieces(int all, int size) { return (all + size - 1) / size; }
-
-/* Pieces of work on one key and value head: as few as there may be queries in them, but something for every thread. */
-static int shares(const Run *run, const Stage *stage, int threads) {
-    const int queries = run->rows * (stage->heads / stage->kv_heads);
-    const int few = pieces(queries, QUERIES_AT_ONCE), wanted = pieces(threads, stage->kv_heads);
-    return wanted <= few ? few : wanted < queries ? wanted : queries;
-}
-
-static int tasks(const Run *run, const Stage *stage, int threads) {
     switch (stage->kind) {
-    case MATMUL: return groups(stage);
-    case SWIGLU: return stage->width / BLOCK;
-    case ATTEND: return stage->kv_heads * shares(run, stage, threads);
     case GATHER:
     case SPREAD: return run->asked;
     case QUANTISE:
-    case TOP: return rows_of(run, stage);
+    case MATMUL:
+    case TOP: return run->floats[stage->f0].asked ? run->asked : run->rows;
     default: return run->rows;
     }
 }
 
-static void multiply(const Run *run, const Stage *stage, int from, int until) {
+static int pieces(int all, int size) { return (all + size - 1) / size; }
+
+/* Parts of a run: as many as there are threads, where each gets enough rows. */
+static int parts_of(const Run *run, int threads) {
+    const int parts = run->rows / PART_ROWS < threads ? run->rows / PART_ROWS : threads;
+    return parts < 1 ? 1 : parts < MOST_PARTS ? parts : MOST_PARTS;
+}
+
+/* The rows of a stage that belong to a part; few ones to the first. */
+static Span span(const Job *job, int rows, int part) {
+    if (rows < job->run->rows) return (Span){0, part ? 0 : rows};
+    const int each = (pieces(rows, job->parts) + LANES - 1) / LANES * LANES, from = part * each < rows ? part * each : rows;
+    return (Span){from, rows - from < each ? rows - from : each};
+}
+
+/* Pieces of work on one key and value head: as few as there may be queries in them, but something for every thread. */
+static int shares(const Stage *stage, int rows, int threads) {
+    const int queries = rows * (stage->heads / stage->kv_heads);
+    const int few = pieces(queries, QUERIES_AT_ONCE), wanted = pieces(threads, stage->kv_heads);
+    return wanted <= few ? few : wanted < queries ? wanted : queries;
+}
+
+/* Tasks of some rows of a stage. */
+static int tasks(const Stage *stage, int rows, int threads) {
+    if (!rows) return 0;
+    switch (stage->kind) {
+    case MATMUL: return groups(stage);
+    case SWIGLU: return stage->width / BLOCK;
+    case ATTEND: return stage->kv_heads * shares(stage, rows, threads);
+    default: return rows;
+    }
+}
+
+static void multiply(const Run *run, const Stage *stage, Span rows, int from, int until) {
     const Quantised *x = run->quantised + stage->q0;
     const Floats *y = run->floats + stage->f0;
     for (int i = 0, base = 0; i < stage->count && base < until; i++) {
         const Matrix *m = stage->matrices + i;
         const int size = (m->n + LANES - 1) / LANES;
         const int first = from > base ? from - base : 0, last = until - base < size ? until - base : size;
-        if (first < last) matmul(m, x, rows_of(run, stage), first, last - first, y->data + stage->columns[i], y->width);
+        if (first < last) matmul(m, x, rows, first, last - first, y->data + stage->columns[i], y->width);
         base += size;
     }
 }
@@ -76,11 +95,11 @@ static void gather(const Run *run, const Stage *stage, int row) {
     if (stage->q0 >= 0) quantise_row(x, run->quantised + stage->q0, row, 0, width);
 }
 
-static void share(const Run *run, const Stage *stage, int i, int threads, float *spare) {
-    const int queries = run->rows * (stage->heads / stage->kv_heads), all = shares(run, stage, threads);
+static void share(const Run *run, const Stage *stage, Span rows, int i, int threads, float *spare) {
+    const int each = stage->heads / stage->kv_heads, queries = rows.count * each, all = shares(stage, rows.count, threads);
     const int64_t at = i % all;
     const int from = (int)(at * queries / all), until = (int)((at + 1) * queries / all);
-    attend(stage, run, i / all, from, until - from, spare);
+    attend(stage, run, i / all, rows.from * each + from, until - from, spare);
 }
 
 static void join(const Run *run, const Stage *stage, int row) {
@@ -100,51 +119,60 @@ static void top(const Run *run, const Stage *stage, int row, float *spare) {
     top_row(at(run, stage->f0, row), run->floats[stage->f0].width, stage->ids, stage->width, at(run, stage->f1, row), ids, spare);
 }
 
-static void task(const Run *run, const Stage *stage, int i, int threads, float *spare) {
+/* What is one task of a row. */
+static void row_task(const Run *run, const Stage *stage, int row, float *spare) {
     switch (stage->kind) {
-    case EMBED: embed_row(&stage->table, run->ids[i], at(run, stage->f0, i)); break;
-    case NORM: norm(run, stage, i, spare); break;
-    case QUANTISE: quantise_row(at(run, stage->f0, i), run->quantised + stage->q0, i, 0, run->floats[stage->f0].width); break;
-    case GATHER: gather(run, stage, i); break;
-    case SWIGLU: swiglu(stage, run->quantised + stage->q0, run->rows, i, run->quantised + stage->q1); break;
-    case ROPE: rope_row(stage, run, i); break;
-    case ATTEND: share(run, stage, i, threads, spare); break;
-    case SPREAD: spread(run, stage, i, spare); break;
-    case TOP: top(run, stage, i, spare); break;
-    default: join(run, stage, i); break;
+    case EMBED: embed_row(&stage->table, run->ids[row], at(run, stage->f0, row)); break;
+    case NORM: norm(run, stage, row, spare); break;
+    case QUANTISE: quantise_row(at(run, stage->f0, row), run->quantised + stage->q0, row, 0, run->floats[stage->f0].width); break;
+    case GATHER: gather(run, stage, row); break;
+    case ROPE: rope_row(stage, run, row); break;
+    case SPREAD: spread(run, stage, row, spare); break;
+    case TOP: top(run, stage, row, spare); break;
+    default: join(run, stage, row); break;
+    }
+}
+
+/* Tasks [from, until) of a stage's rows; no stage: what the rows see. */
+static void work_on(const Job *job, const Stage *stage, Span rows, int from, int until, float *spare) {
+    const Run *run = job->run;
+    if (stage && stage->kind == MATMUL) {
+        multiply(run, stage, rows, from, until);
+        return;
+    }
+    for (int i = from; i < until; i++) {
+        if (!stage) look(run, rows.from + i);
+        else if (stage->kind == SWIGLU) swiglu(stage, run->quantised + stage->q0, rows, i, run->quantised + stage->q1);
+        else if (stage->kind == ATTEND) share(run, stage, rows, i, job->threads, spare);
+        else row_task(run, stage, rows.from + i, spare);
     }
 }
 
 /* Tasks of a claim: kernels like two groups better than one, and of many rows four. */
-static int at_once(const Run *run, const Stage *stage, int total, int threads) {
-    const int rows = stage && stage->f0 >= 0 ? rows_of(run, stage) : run->rows;
-    const int many = pieces(total, threads * (rows < LONG_RUN ? SHARE : FINE_SHARE));
-    if (!stage || stage->kind != MATMUL || many < 2) return many ? many : 1;
-    return rows >= PANEL_FROM && many > 2 ? (many + 3) & ~3 : (many + 1) & ~1;
+static int at_once(const Stage *stage, int rows, int total, int threads) {
+    const int row_tasks = total == rows, share = rows < LONG_RUN ? SHARE : row_tasks ? FINE_SHARE : FINEST_SHARE;
+    const int many = pieces(total, threads * share);
+    if (!stage || stage->kind != MATMUL) return many;
+    return rows >= PANEL_FROM ? (many + 3) & ~3 : many < 2 ? 1 : (many + 1) & ~1;
 }
 
+/* A thread's own part first, then what the others have left. */
 static void work(void *context, int thread) {
     const Job *job = context;
     const Run *run = job->run;
     float *spare = run->scores + (size_t)thread * run->tables;
-    const int threads = pool_threads(job->pool);
     const unsigned before = _mm_getcsr();
     _mm_setcsr(0x1f80); /* every thread rounds alike, whatever its program has set */
     for (int s = -1; s < run->count; s++) {
         const Stage *stage = s < 0 ? NULL : run->stages + s;
-        const int total = stage ? tasks(run, stage, threads) : run->bias ? run->rows : 0;
-        const int many = at_once(run, stage, total, threads);
-        for (;;) {
-            const int from = pool_claim(job->pool, s + 1, many);
-            if (from >= total) break;
-            const int until = from + many < total ? from + many : total;
-            if (!stage) {
-                for (int i = from; i < until; i++) look(run, i);
-            } else if (stage->kind == MATMUL) {
-                multiply(run, stage, from, until);
-            } else {
-                for (int i = from; i < until; i++) task(run, stage, i, threads, spare);
-            }
+        const int all = stage ? rows_of(run, stage) : run->bias ? run->rows : 0;
+        for (int p = 0; p < job->parts; p++) {
+            const int part = (thread + p) % job->parts;
+            const Span rows = span(job, all, part);
+            const int total = stage ? tasks(stage, rows.count, job->threads) : rows.count;
+            const int many = at_once(stage, rows.count, total, pieces(job->threads, job->parts));
+            for (int from; (from = pool_claim(job->pool, s + 1, part, many)) < total;)
+                work_on(job, stage, rows, from, from + many < total ? from + many : total, spare);
         }
         pool_barrier(job->pool, s + 1);
     }
@@ -176,14 +204,15 @@ static int wrong(const Run *run) {
 EXPORT int native_run(Pool *pool, const Run *run) {
     const int code = wrong(run);
     if (code) return code;
-    Job job = {pool, run};
-    pool_run(pool, work, &job);
+    const int threads = pool_threads(pool);
+    Job job = {pool, run, threads, parts_of(run, threads)};
+    pool_run(pool, work, &job, job.parts);
     return FINE;
 }
 
 /* y [rows, stride] = x times m, on this thread: for tests and measurements of one kernel. */
 EXPORT void native_product(const Matrix *m, const Quantised *x, int rows, float *y, int stride) {
-    matmul(m, x, rows, 0, (m->n + LANES - 1) / LANES, y, stride);
+    matmul(m, x, (Span){0, rows}, 0, (m->n + LANES - 1) / LANES, y, stride);
 }
 
 /* x [rows, k] as 8-bit blocks, by the same functions as a program's. */
