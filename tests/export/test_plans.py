@@ -81,8 +81,8 @@ def test_a_plan_of_seven_billion_weights(
     plan = json.loads(bench.export(*args, "--dry-run", "--json").stdout)
     rows = {row["name"]: row for row in plan["memory"]}
     assert plan["precision"] == "int4" and 4e9 < rows["target"]["weights"] < 6e9
-    # eight bits each, a float32 scale for every 32, and the odd vector
-    assert rows[method]["weights"] == pytest.approx(parameters * (1 + 4 / 32), rel=0.03)
+    # four bits each, a float32 scale for every 32, and the odd vector
+    assert rows[method]["weights"] == pytest.approx(parameters * (1 / 2 + 4 / 32), rel=0.03)
     (found,) = plan["drafters"]
     assert tuple(found["taps"]) == taps and found["reads"] == ("taps" if taps else "hidden")
     verify = next(f for f in plan["files"] if f["file"].startswith("verify-portable-s16"))

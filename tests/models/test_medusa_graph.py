@@ -229,7 +229,7 @@ def test_parity(lab: Any, tmp_path: Path, name: str, model: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["A", "B", "MLP", "vLLM-reduced-rows"])
-@pytest.mark.parametrize(("precision", "bound"), [("fp16", 0.03), ("int8", 0.15), ("int4", 0.15)])
+@pytest.mark.parametrize(("precision", "bound"), [("fp16", 0.03), ("int8", 0.15), ("int4", 0.3)])
 def test_other_precisions(lab: Any, tmp_path: Path, name: str, precision: str, bound: float) -> None:
     """Against PyTorch with the target's table as stored: what is left is the rounding of the heads and activations."""
     torch.manual_seed(0)
