@@ -269,7 +269,7 @@ def borrowed_head(target: ModelConfig) -> str:
 
 
 BLOCKS = "int4-all"
-PRECISION = dict.fromkeys(("int4", "keep"), BLOCKS) | dict.fromkeys(
+PRECISION = dict.fromkeys(("int4", "keep", "keep-head4"), BLOCKS) | dict.fromkeys(
     ("int4-channel", "int4-g128", "a16w8"), "int8-channel"
 )
 """A drafter's own matrices, by the bundle's precision; as the bundle's where not named. Four bits in blocks of 32 keep

@@ -30,9 +30,9 @@ from spec_edge.runtime.networks import Networks
 from spec_edge.runtime.notes import Notes
 from spec_edge.runtime.option_types import check_count, check_prompt
 from spec_edge.runtime.options import Options
+from spec_edge.runtime.paced import seconds
 from spec_edge.runtime.placement import GraphPlacement, Place, placements
 from spec_edge.runtime.placing import AUTO, DRAFT, TARGET, Placer, Wish
-from spec_edge.runtime.paced import seconds
 from spec_edge.runtime.policy import known_cost
 from spec_edge.runtime.pool import Pool
 from spec_edge.runtime.protocols import Drafter, Session
@@ -159,7 +159,12 @@ class LLM:
         self.text = Text(bundle)
         self._places, self._notes, self._networks = placer.places, notes, networks
         cores = physical_cores()
-        self._curves = Curves(placer.places, {TARGET: threads or cores, DRAFT: draft_threads or cores}, self._forget)
+        self._curves = Curves(
+            placer.places,
+            {TARGET: threads or cores, DRAFT: draft_threads or cores},
+            self._forget,
+            draft_threads or threads or cores,
+        )
         self._pools: dict[tuple[str | int | float | None, ...], Pool | None] = {}
         self._current: Stream | None = None
         self._last: Engine | None = None

@@ -12,6 +12,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
+from spec_edge.models.aliases import ALIASES
 from spec_edge.models.contract import MANIFEST, BadUsage, FileFact, GraphSpec, Manifest, SpecError
 from spec_edge.runtime import manifest as schema
 from spec_edge.runtime.manifest_values import check_vocabulary
@@ -80,7 +81,9 @@ def beside(bundle: Bundle, folder: str, digest: str, what: str, otherwise: str) 
 
 
 def _fix(bundle: Bundle) -> str:
-    return f"export it again: spec-export {bundle.manifest.source.name} -o '{bundle.folder}' --force"
+    source = bundle.manifest.source
+    name = next((name for name, alias in ALIASES.items() if alias.sha256 == source.sha256), source.name)
+    return f"export it again: spec-export {name} -o '{bundle.folder}' --force"
 
 
 def _refuse_others(root: Path, known: set[str], bundle: Bundle) -> None:

@@ -14,7 +14,6 @@ from spec_edge.runtime.costs import WIDTHS, CostCurve, cost_key, load_costs, mea
 from spec_edge.runtime.live_costs import LiveCurve, live
 from spec_edge.runtime.networks import Network, Timed
 from spec_edge.runtime.placement import Place
-from spec_edge.runtime.placing import TARGET
 from spec_edge.runtime.protocols import Session
 from spec_edge.runtime.providers.provider import ProviderFailed
 
@@ -23,10 +22,13 @@ DRAFT_WIDTHS = (1, 2)
 
 
 class Curves:
-    """places, threads: of each network, by its name. forget: called before a session is emptied to measure it."""
+    """places, threads: of each network, by its name; inside: threads of those in the target's bundle. forget: called
+    before a session is emptied to measure it."""
 
-    def __init__(self, places: Mapping[str, Place], threads: Mapping[str, int], forget: Callable[[], object]) -> None:
-        self._places, self._threads, self._forget = places, threads, forget
+    def __init__(
+        self, places: Mapping[str, Place], threads: Mapping[str, int], forget: Callable[[], object], inside: int
+    ) -> None:
+        self._places, self._threads, self._forget, self._inside = places, threads, forget, inside
         self._known: dict[str, CostCurve] = {}
         self._live: dict[str, LiveCurve] = {}
 
@@ -63,7 +65,7 @@ class Curves:
 
     def _run(self, name: str, bundle: Bundle, timed: Callable[[], float]) -> float:
         place = self._places[name]
-        key = cost_key(bundle.digest, f"{name} on {place.on.name}", place.found, self._threads[TARGET], (1,))
+        key = cost_key(bundle.digest, f"{name} on {place.on.name}", place.found, self._inside, (1,))
         if key not in self._known:
             found = load_costs(key)
             if found is None:

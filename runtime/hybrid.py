@@ -76,7 +76,8 @@ def _proposals(
         else:
             found[i] = EMPTY, []
         if cost is not None:
-            gain = max(gain, worth(sorted(found[i][1], reverse=True), cost)[1])
+            spent = 0.0 if one is None else one.spent(found[i][0])
+            gain = max(gain, worth(sorted(found[i][1], reverse=True), cost, spent)[1])
     return [found[i] for i in range(len(drafters))]
 
 

@@ -7,12 +7,13 @@ tokens per second: a part that gives less than the whole's rate lowers it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Protocol
 
 from spec_edge.runtime.costs import CostCurve
+from spec_edge.runtime.draft import ROOT, Draft, Verdict
 from spec_edge.runtime.drafters.options import DrafterOptions
 from spec_edge.runtime.live_costs import LiveCurve
 
@@ -93,12 +94,26 @@ class Ledger:
         self._passed += 1
         return False
 
-    def learn(self, tokens: int, rows: int, spent: float) -> None:
-        """A step for which it was asked. rows: of its verify run; spent: seconds of drafting."""
-        expected = self._cost.at(rows) + spent
-        taken = min(self._clock() - self._begun, MOST * expected) if isinstance(self._cost, LiveCurve) else expected
-        plain = taken / self._cost.at(1)
-        self._made, self._plain = self._made * FADES + tokens, self._plain * FADES + plain
+    def learn(self, verdict: Verdict, ran: Draft, own: Draft, spent: float) -> None:
+        """A step for which it was asked. ran: the draft that was verified, which may hold others' rows and lack some of
+        `own`, the head's. It counts what the head's rows made and took, as if it had drafted alone. spent: seconds of
+        drafting."""
+        rows = 1 + min(len(own), len(ran))
+        expected, whole = self._cost.at(rows) + spent, self._cost.at(1 + len(ran)) + spent
+        late = min((self._clock() - self._begun) / whole, MOST) if isinstance(self._cost, LiveCurve) else 1.0
+        made, plain = 1 + _followed(own, verdict.tokens[:-1]), expected * late / self._cost.at(1)
+        self._made, self._plain = self._made * FADES + made, self._plain * FADES + plain
+
+
+def _followed(draft: Draft, tokens: Sequence[int]) -> int:
+    """How many of these tokens a draft holds as a path from its root."""
+    at, count = {ROOT}, 0
+    for token in tokens:
+        at = {i for i, p in enumerate(draft.parents) if p in at and draft.tokens[i] == token}
+        if not at:
+            break
+        count += 1
+    return count
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Several proposals in one tree: candidates that share a prefix share its rows.
 
 Enters: drafts in order of priority, a width, optionally an estimate of each row's chance to be accepted.
-Leaves: one `Draft` of point masses, and each row's chance. `q` is dropped: after merging, which siblings stand beside a token depends on
-more than the law it was drawn from, and the ratio rule would no longer give the target's law.
+Leaves: one `Draft` of point masses, and each row's chance. `q` is dropped: after merging, which siblings stand beside a
+token depends on more than the law it was drawn from, and the ratio rule would no longer give the target's law.
 """
 
 from __future__ import annotations

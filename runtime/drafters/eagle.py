@@ -90,6 +90,7 @@ class Eagle:
         self._given = self._pace = of_head(options, NAME)
         self._ledger = None if self._pace is None else Ledger(self._pace.cost)
         self._spent: float | None = None
+        self._own = EMPTY
         self._laws = DrawnLaws(options.draft_tokens or DRAFT_TOKENS, model.tokens)
         # By this law trees are ranked: penalties stay, nothing is cut.
         whole = replace(options.sampler.options, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
@@ -107,9 +108,9 @@ class Eagle:
         """Gain over plain decoding that a draft promises before there is one."""
         return 1.0 if self._pace is None else promise(cost, self._pace.step, self._pace.next, most)
 
-    def spent(self, draft: Draft) -> float:
-        """Seconds that drafting took."""
-        return len(draft.levels) * (self.seconds or 0.0)
+    def spent(self, draft: Draft) -> float:  # noqa: ARG002
+        """Seconds that drafting took, whatever was kept of it."""
+        return self._spent or 0.0
 
     def start(self, prompt: Sequence[int], read: Output = UNREAD) -> None:
         self._prompt, self._spent = len(prompt), None
@@ -124,7 +125,7 @@ class Eagle:
         if features is not None:
             self._model.observe(features[list(verdict.rows)], verdict.tokens)
         if self._ledger is not None and self._spent is not None:
-            self._ledger.learn(len(verdict.tokens), 1 + len(draft), self._spent)
+            self._ledger.learn(verdict, draft, self._own, self._spent)
             self._spent = None
 
     def propose(self, context: Context, width: int) -> Draft:
@@ -169,7 +170,8 @@ class Eagle:
         best = best_nodes(nodes, total)
         self._spent = (len(chain.tokens) + 1) * pace.step
         rows = worth([math.exp(nodes[i].reach) for i in best], pace.cost, self._spent)[0]
-        return as_draft(nodes, sorted(best[:rows]))
+        self._own, scores = as_draft(nodes, sorted(best[:rows]))
+        return self._own, scores
 
     def _features(self, output: Output) -> F32 | None:
         return output.taps if "taps" in self.wants else output.hidden

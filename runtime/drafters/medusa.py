@@ -59,6 +59,7 @@ class Medusa:
         self._given = self._pace = of_head(options, NAME)
         self._ledger = None if self._pace is None else Ledger(self._pace.cost)
         self._spent: float | None = None
+        self._own = EMPTY
 
     @property
     def seconds(self) -> float | None:
@@ -72,9 +73,9 @@ class Medusa:
         levels = min(most, self._session.heads)
         return worth([self._pace.next**depth for depth in range(1, levels + 1)], cost, self._pace.step)[1]
 
-    def spent(self, draft: Draft) -> float:
-        """Seconds that drafting took."""
-        return (self.seconds or 0.0) if len(draft) else 0.0
+    def spent(self, draft: Draft) -> float:  # noqa: ARG002
+        """Seconds that drafting took, whatever was kept of it."""
+        return self._spent or 0.0
 
     def start(self, prompt: Sequence[int], read: Output = UNREAD) -> None:
         """The prompt's last row predicts what follows the first new token."""
@@ -100,12 +101,15 @@ class Medusa:
         reach = [0.0] * len(paths)
         for i, (path, parent) in enumerate(zip(paths, above, strict=True)):
             reach[i] = (reach[parent] if parent != ROOT else 0.0) + float(logs[len(path) - 1, path[-1]])
-        return _likely(Draft(tuple(tokens), above, (True,) * len(tokens)), np.exp(reach), self._options.confidence)
+        self._own, scores = _likely(
+            Draft(tuple(tokens), above, (True,) * len(tokens)), np.exp(reach), self._options.confidence
+        )
+        return self._own, scores
 
     def observe(self, verdict: Verdict, draft: Draft, output: Output) -> None:
         """The row that gave the pending token, whoever drafted."""
         if self._ledger is not None and self._spent is not None:
-            self._ledger.learn(len(verdict.tokens), 1 + len(draft), self._spent)
+            self._ledger.learn(verdict, draft, self._own, self._spent)
             self._spent = None
         self._found = None
         self._hidden = None if output.hidden is None else output.hidden[verdict.rows[-1]].copy()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -10,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from spec_edge.models.contract import BadUsage, SpecError
+from spec_edge.models.aliases import ALIASES
+from spec_edge.models.contract import MANIFEST, BadUsage, SpecError
 from spec_edge.runtime import bundle as folders
 from spec_edge.runtime.bundle import open_bundle, sha256
 
@@ -57,6 +59,23 @@ def test_missing_short_and_odd_files(copy: Path, damage: Callable[[Path], object
     damage(copy / "weights.bin")
     with pytest.raises(SpecError, match=f"bundle file weights.bin {message}"):
         open_bundle(copy)
+
+
+def test_the_repair_names_what_the_user_called_the_model(copy: Path) -> None:
+    """An alias's file has another name than the alias, and lies in the cache."""
+    (copy / "weights.bin").write_bytes(b"")
+    before = open_bundle_error(copy)
+    manifest = (copy / MANIFEST).read_text("utf-8")
+    made_from = json.loads(manifest)["source"]["sha256"]
+    (copy / MANIFEST).write_text(manifest.replace(made_from, ALIASES["smollm2-135m"].sha256), "utf-8")
+    assert "spec-export smollm2-135m -o" in open_bundle_error(copy)
+    assert "spec-export smollm2-135m -o" not in before
+
+
+def open_bundle_error(folder: Path) -> str:
+    with pytest.raises(SpecError) as refused:
+        open_bundle(folder)
+    return refused.value.message
 
 
 def test_a_link_out_of_the_folder(copy: Path, tmp_path: Path) -> None:

@@ -109,6 +109,7 @@ def test_the_rows_are_those_of_the_comb_that_are_worth_their_cost(seed: int, ste
     found = paths(draft)
     assert set(found) == set(ranked[:count]) and len(found) == count
     assert scores == pytest.approx([chance[path] for path in found], rel=1e-5)
+    assert drafter.spent(draft) == pytest.approx(len(rows.runs) * step)  # runs whose tokens were cut count too
 
 
 def test_dear_runs_make_short_drafts_and_then_none() -> None:
@@ -175,7 +176,7 @@ def test_a_time_is_kept_for_the_machine_and_a_failure_is_none(tmp_path: Path, mo
     def found(width: int) -> dict[str, float]:
         place = SimpleNamespace(on=SimpleNamespace(name="cpu"), found=Found("a processor"))
         facts = SimpleNamespace(model=SimpleNamespace(hidden_size=width))
-        known = curves.Curves({"eagle": place}, {"target": 2}, lambda: None)  # type: ignore[dict-item]
+        known = curves.Curves({"eagle": place}, {"target": 2}, lambda: None, 2)  # type: ignore[dict-item]
         networks = {"eagle": Timed(Known(), SIZE), "medusa": SimpleNamespace()}
         return known.runs(SimpleNamespace(digest=f"d{width}", manifest=facts), networks)  # type: ignore[arg-type]
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from spec_edge.runtime.costs import CostCurve
-from spec_edge.runtime.draft import Context
+from spec_edge.runtime.draft import Context, Draft, Verdict
 from spec_edge.runtime.drafters import prompt_lookup
 from spec_edge.runtime.drafters.auto import Auto
 from spec_edge.runtime.drafters.options import DrafterOptions
@@ -130,6 +130,9 @@ def test_a_pace_follows() -> None:
     assert not pace.takes(1.0, 0.6, 2)
 
 
+ONE = Draft.chain([1])
+
+
 @pytest.mark.parametrize(("taken", "asked"), [(4.4, True), (9.0, False)])
 def test_a_ledger_counts_what_steps_take(taken: float, asked: bool) -> None:
     """With all that comes on top of the runs; by what was measured each of these steps would have paid."""
@@ -139,7 +142,7 @@ def test_a_ledger_counts_what_steps_take(taken: float, asked: bool) -> None:
         for one in (ledger, measured):
             if one.asks():
                 now[0] += taken
-                one.learn(2, 2, 0.1)
+                one.learn(Verdict((0,), (1, 2)), ONE, ONE, 0.1)
     assert measured.asks() and ledger.asks() == asked
 
 
@@ -149,5 +152,5 @@ def test_a_disturbed_step_is_not_the_drafters() -> None:
     for seconds in [4.5] * 19 + [500.0]:
         assert ledger.asks()
         now[0] += seconds
-        ledger.learn(2, 2, 0.1)
+        ledger.learn(Verdict((0,), (1, 2)), ONE, ONE, 0.1)
     assert ledger.asks()

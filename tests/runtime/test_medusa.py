@@ -264,7 +264,7 @@ def test_where_rows_are_dear_a_tree_has_those_that_are_worth_it(step: float) -> 
     chances = sorted(free.propose_scored(Context((1, 2, 3), np.random.default_rng(0)), 17)[1], reverse=True)
     gains = [(1 + sum(chances[:n])) / (TILES.at(1 + n) + step) for n in range(len(chances) + 1)]
     assert sorted(scores, reverse=True) == pytest.approx(chances[: int(np.argmax(gains))])
-    assert drafter.seconds == step and drafter.spent(draft) == (step if len(draft) else 0.0)
+    assert drafter.seconds == drafter.spent(draft) == step  # whatever is kept
     assert text(drafter).tokens == text(made(random_answers, tree=())).tokens
 
 

@@ -59,20 +59,38 @@ def test_levels_that_cost_something_make_short_drafts() -> None:
     assert busy.rows(0, 8) == 4  # seven sure tokens would take a second tile and four more runs
 
 
+def learned(ledger: Ledger, tokens: int, rows: int, spent: float) -> None:
+    """A step in which a head's chain was verified alone and gave so many tokens."""
+    draft, right = Draft.chain(range(rows - 1)), tuple(range(tokens - 1))
+    ledger.learn(Verdict(right, (*right, V)), draft, draft, spent)
+
+
+def test_what_others_drafted_is_not_the_heads() -> None:
+    """A chain of four that was right beside a head that was wrong; the same where it has the chain's first token."""
+    others, wrong = Draft.chain([1, 2, 3, 4]), Draft.chain([9])
+    verdict = Verdict((0, 1, 2, 3), (1, 2, 3, 4, 5))
+    useless, useful = Ledger(TILES), Ledger(TILES)
+    for _ in range(60):
+        useless.learn(verdict, Draft((1, 2, 3, 4, 9), (-1, 0, 1, 2, -1), (True,) * 5), wrong, 0.1)
+        useful.learn(verdict, others, Draft.chain([1, 2]), 0.1)
+    assert [useless.asks() for _ in range(33)].count(True) == 2
+    assert all(useful.asks() for _ in range(33))
+
+
 def test_a_ledger_asks_while_it_pays_and_now_and_then_where_it_does_not() -> None:
     paying, losing = Ledger(TILES), Ledger(TILES)
     for _ in range(60):
-        paying.learn(2, 3, 0.1)  # two tokens in 1.3 plain steps
-        losing.learn(1, 3, 0.1)
+        learned(paying, 2, 3, 0.1)  # two tokens in 1.3 plain steps
+        learned(losing, 1, 3, 0.1)
     assert all(paying.asks() for _ in range(40))
     assert [losing.asks() for _ in range(33)].count(True) == 2
     losing.start()
     assert losing.asks()  # another text
     for _ in range(3):
-        losing.learn(1, 3, 0.1)
+        learned(losing, 1, 3, 0.1)
     assert not losing.asks()
     for _ in range(20):
-        losing.learn(3, 3, 0.1)
+        learned(losing, 3, 3, 0.1)
     assert losing.asks()
 
 

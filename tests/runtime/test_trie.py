@@ -99,7 +99,9 @@ def test_priority_and_q() -> None:
 
 
 def test_drafts_that_agree_are_surer() -> None:
-    found, chance = merge_scored([Draft.chain([1, 2]), Draft.chain([1]), Draft.chain([3])], 9, [[0.4, 0.3], [0.5], [0.6]])
+    found, chance = merge_scored(
+        [Draft.chain([1, 2]), Draft.chain([1]), Draft.chain([3])], 9, [[0.4, 0.3], [0.5], [0.6]]
+    )
     assert found.tokens == (1, 3, 2) and chance == [0.4 + 0.6 * 0.5, 0.6, 0.3]
     assert merge_scored([Draft.chain([1, 2])], 9, [[0.1, 0.7]])[1] == [0.1, 0.1]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import accumulate
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -91,6 +92,19 @@ def test_a_network_that_may_fail_is_weighed_like_any_other() -> None:
         assert compose([one, Says("text", [8], [0.3])], "merge", TILES).propose(HERE, 8).tokens == (8,)
     assert dear.asked == 0
     assert guarded.spent(Draft.chain([1, 2])) == 0.8 and guarded.promises(TILES, 3) == model.promises(TILES, 3)
+
+
+@pytest.mark.parametrize(("took", "asked"), [(0.0, 0), (2.0, 1)])
+def test_what_a_draft_has_cost_counts_against_it(took: float, asked: int) -> None:
+    """Whoever is asked next has to promise more than it gives, and it gives little where it took long."""
+
+    class Took(Says):
+        def spent(self, draft: Draft) -> float:  # noqa: ARG002
+            return took
+
+    head, last = Took("head", [7], [0.95], 0.2), Says("last", [5], [0.9], 0.3)
+    compose([head, last], "merge", TILES).propose(HERE, 8)
+    assert (head.asked, last.asked) == (1, asked)
 
 
 def test_free_members_are_merged_as_before() -> None:

@@ -148,10 +148,11 @@ static void work_on(const Job *job, const Stage *stage, Span rows, int from, int
     }
 }
 
+static int by_rows(const Stage *stage) { return !stage || (stage->kind != MATMUL && stage->kind != SWIGLU && stage->kind != ATTEND); }
+
 /* Tasks of a claim: kernels like two groups better than one, and of many rows four. */
 static int at_once(const Stage *stage, int rows, int total, int threads) {
-    const int row_tasks = total == rows, share = rows < LONG_RUN ? SHARE : row_tasks ? FINE_SHARE : FINEST_SHARE;
-    const int many = pieces(total, threads * share);
+    const int share = rows < LONG_RUN ? SHARE : by_rows(stage) ? FINE_SHARE : FINEST_SHARE, many = pieces(total, threads * share);
     if (!stage || stage->kind != MATMUL) return many;
     return rows >= PANEL_FROM ? (many + 3) & ~3 : many < 2 ? 1 : (many + 1) & ~1;
 }
@@ -170,7 +171,7 @@ static void work(void *context, int thread) {
             const int part = (thread + p) % job->parts;
             const Span rows = span(job, all, part);
             const int total = stage ? tasks(stage, rows.count, job->threads) : rows.count;
-            const int many = at_once(stage, rows.count, total, pieces(job->threads, job->parts));
+            const int many = at_once(stage, rows.count, total, all < run->rows ? job->threads : pieces(job->threads, job->parts));
             for (int from; (from = pool_claim(job->pool, s + 1, part, many)) < total;)
                 work_on(job, stage, rows, from, from + many < total ? from + many : total, spare);
         }
