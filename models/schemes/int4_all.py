@@ -1,7 +1,7 @@
 """int4-all: as int4, with embedding and lm_head in 4 bits too: for what drafts.
 
 The target checks what is drafted, so that coarse weights cost no quality, only acceptance, and hardly any of that: the
-EAGLE-3 drafter that ships with SmolLM2-135M accepts 2.032 tokens a step with 8 bits and 2.028 with 4 (17 training
+EAGLE-3 drafter that ships with SmolLM2-135M accepts 2.032 tokens a step with 8 bits and 2.025 with 4 (17 training
 prompts, chains of 4, by .ci/slow/eagle_acceptance.py). A draft reads half as many bytes.
 """
 
