@@ -79,6 +79,37 @@ def smollm2_in_transformers(smollm2_gguf: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
+def ends_by_signal() -> None:
+    """Skips where a process that is sent a signal does not say so by its return code (Windows): one is asked to end."""
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as child:
+        child.terminate()
+        code = child.wait()
+    if code != -signal.SIGTERM:
+        pytest.skip(f"a process that was sent SIGTERM ended with {code} here, not by that signal")
+
+
+@pytest.fixture(scope="session")
+def keeps_modes(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Skips where a folder does not keep the mode that it is given: one is given another."""
+    folder = tmp_path_factory.mktemp("modes")
+    for mode in (0o700, 0o750):
+        folder.chmod(mode)
+        if folder.stat().st_mode & 0o777 != mode:
+            pytest.skip(f"a folder that was given the mode {mode:o} does not have it on this file system")
+
+
+@pytest.fixture(scope="session")
+def makes_holes(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Skips where a hole in a file takes room on the disk: one is made."""
+    path = tmp_path_factory.mktemp("holes") / "file"
+    with path.open("wb") as file:
+        file.seek(1 << 24)
+        file.write(b"x")
+    if getattr(path.stat(), "st_blocks", 1 << 15) * 512 > 1 << 20:
+        pytest.skip("a file of one byte behind a hole of 16 MB takes more than 1 MB on this file system")
+
+
+@pytest.fixture(scope="session")
 def native_kernels() -> None:
     """The compiled kernels: skipped without a compiler or on another processor, never where they should be there."""
     import shutil

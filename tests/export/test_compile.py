@@ -175,7 +175,6 @@ def test_an_unknown_target_is_refused_in_one_line(bench: Any, bundle: Path) -> N
 
 
 def test_intels_compiler_needs_no_npu(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("openvino", reason="the extra 'openvino' is not installed")
     from spec_edge.runtime.providers import openvino_npu
 
     monkeypatch.setattr(openvino_npu, "_libraries", lambda: iter(["libopenvino_intel_npu_compiler.so"]))

@@ -18,8 +18,6 @@ from spec_edge.runtime.sessions.ort import OrtSession
 from spec_edge.runtime.sessions.portable import PortableSession
 from spec_edge.runtime.sessions.static import StaticSession
 
-pytest.importorskip("openvino", reason="the extra 'openvino' is not installed")
-
 EXACT = {"NPU_USE_NPUW": "YES", "NPUW_DEVICES": "CPU", "NPUW_F16IC": "NO", "INFERENCE_PRECISION_HINT": "f32"}
 MOST_KL = {"fp32": 1e-6}
 ROUNDED = 1e-3

@@ -126,7 +126,7 @@ def test_a_crash_is_the_childs_own(adapter: Path) -> None:
     child.close()
 
 
-@pytest.mark.skipif(os.name != "posix", reason="Windows ends no process by a signal")
+@pytest.mark.usefixtures("ends_by_signal")
 def test_a_peer_that_was_built_for_another_processor_is_told_so(adapter: Path) -> None:
     child = opened(adapter)
     os.kill(child.pid, signal.SIGILL)

@@ -292,7 +292,6 @@ def test_what_is_not_known_is_a_dash(clock: Clock) -> None:
 
 
 def test_plots(clock: Clock, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="the extra 'bench' is not installed, without which there are no plots")
     names = plots.draw(whole(core_report(clock)), tmp_path)
     assert names == ["ratio-by-task.png", "cost-curve.png", "acceptance-by-depth.png", "speed-and-quality.png"]
     assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in names)

@@ -222,7 +222,7 @@ def test_a_failure_is_one_line(job: Job, settings: CompileSettings, name: str, w
     assert compiled_store.entries(settings.folder) == ()
 
 
-@pytest.mark.skipif(os.name == "nt", reason="a process that crashes on Windows ends with an exit code, not by a signal")
+@pytest.mark.usefixtures("ends_by_signal")
 @pytest.mark.parametrize(
     ("name", "signal_name"), [("aborts", "SIGABRT"), ("reads_nowhere", "SIGSEGV"), ("dies_when_run", "SIGABRT")]
 )
@@ -450,9 +450,7 @@ def test_a_cache_that_cannot_be_made(job: Job, settings: CompileSettings, tmp_pa
     compiled_store.discard(artefact.parent)
 
 
-@pytest.mark.skipif(
-    os.name == "nt", reason="on Windows chmod only marks files as read-only: no folder is opened to others"
-)
+@pytest.mark.usefixtures("keeps_modes")
 def test_a_cache_that_others_may_write_is_not_used(job: Job, settings: CompileSettings) -> None:
     first = compiled(job, fake("works"), FOUND, settings)
     assert first is not None

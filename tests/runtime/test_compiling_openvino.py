@@ -14,8 +14,6 @@ from spec_edge.runtime.providers import openvino_npu
 from spec_edge.runtime.providers.opening import job, run_once
 from spec_edge.runtime.providers.provider import ProviderFailed
 
-pytest.importorskip("openvino", reason="the extra 'openvino' is not installed")
-
 EXACT = {"NPU_USE_NPUW": "YES", "NPUW_DEVICES": "CPU", "NPUW_F16IC": "NO", "INFERENCE_PRECISION_HINT": "f32"}
 
 

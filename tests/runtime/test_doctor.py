@@ -213,11 +213,9 @@ def test_pairs_that_nothing_is_known_against(versions: dict[str, str]) -> None:
     assert known_bad(versions) == []
 
 
-@pytest.mark.skipif(
-    sys.platform == "win32",
-    reason="on Windows the doctor reads the registry, not files",
-)
-def test_what_is_on_the_bus(tmp_path: Path) -> None:
+def test_what_is_on_the_bus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Linux tells it, in files."""
+    monkeypatch.setattr(sys, "platform", "linux")
     listed = [
         ("8086", "643e", "0x120000"),
         ("1022", "17f0", "0x118000"),
@@ -227,7 +225,10 @@ def test_what_is_on_the_bus(tmp_path: Path) -> None:
     ]
     for i, (vendor, device, kind) in enumerate(listed):
         place = tmp_path / f"0000:00:{i:02}.0"
-        place.mkdir()
+        try:
+            place.mkdir()
+        except OSError:
+            pytest.skip("this file system takes no colon in a name, as PCI addresses have, which was just tried")
         for name, value in (("vendor", f"0x{vendor}"), ("device", f"0x{device}"), ("class", kind)):
             (place / name).write_text(f"{value}\n")
     (tmp_path / "odd").mkdir()

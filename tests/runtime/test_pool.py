@@ -15,7 +15,6 @@ from spec_edge.models.contract import BadUsage
 from spec_edge.runtime import pool as module
 from spec_edge.runtime.pool import MAGIC, Pool, default_path
 
-posix = pytest.mark.skipif(os.name != "posix", reason="file modes are POSIX's")
 DAY = 86400.0
 
 
@@ -41,7 +40,7 @@ def test_nothing_is_written_before_save(path: Path) -> None:
     assert [p.name for p in path.parent.iterdir()] == ["pool.json"]
 
 
-@posix
+@pytest.mark.usefixtures("keeps_modes")
 def test_only_its_owner_may_read_it(path: Path) -> None:
     pool = Pool(path, "t")
     pool.add([1])

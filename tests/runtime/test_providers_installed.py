@@ -19,7 +19,9 @@ SNAPDRAGON_X = {qnn.PREPARE: "1", "soc_model": "60", "htp_arch": "73"}
 
 def test_qualcomms_compiler(tiny_half: Path, tmp_path: Path) -> None:
     """Every node goes into the binary, or there is none."""
-    pytest.importorskip("onnxruntime_qnn", reason="onnxruntime-qnn is not installed")
+    pytest.importorskip(
+        "onnxruntime_qnn", reason="onnxruntime-qnn is not installed here: .ci/npu_cut.py makes an environment with it"
+    )
     on, bundle = provider("qnn"), open_bundle(tiny_half)
     if not any(d.device.type.name == "NPU" for d in onnxruntime.get_ep_devices()):
         with pytest.raises(ProviderMissing, match="finds no NPU on this machine"):
@@ -39,7 +41,10 @@ def test_qualcomms_compiler(tiny_half: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("platform", ["4000", "5010"])
 def test_openvinos_virtual_npus_claim_every_node(tiny: Path, platform: str) -> None:
-    package = pytest.importorskip("onnxruntime_ep_openvino", reason="onnxruntime-ep-openvino is not installed")
+    package = pytest.importorskip(
+        "onnxruntime_ep_openvino",
+        reason="onnxruntime-ep-openvino is not installed here: no part of the tests' requirements",
+    )
     name = "OpenVINOExecutionProvider"
     if not any(d.ep_metadata.get("npu_platform") for d in onnxruntime.get_ep_devices()):
         onnxruntime.register_execution_provider_library("openvino.virtual", package.get_library_path())

@@ -26,8 +26,6 @@ from spec_edge.runtime.sessions.ort import OrtSession
 from spec_edge.runtime.sessions.portable import PortableSession
 from spec_edge.runtime.sessions.static import StaticSession
 
-pytest.importorskip("openvino", reason="the extra 'openvino' is not installed")
-
 Reference = Callable[[list[int]], tuple[np.ndarray, np.ndarray]]
 TREE = Draft((5, 6, 7, 8, 9), (-1, -1, 0, 1, 3), (True,) * 5)
 OVER_CPU = {"NPU_USE_NPUW": "YES", "NPUW_DEVICES": "CPU"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -87,7 +86,7 @@ def test_a_folder_of_something_else(tmp_path: Path) -> None:
         bundle_folder(str(tmp_path), tmp_path / "c")
 
 
-@pytest.mark.skipif(os.name == "nt", reason="Windows has no path that is a device and exists")
+@pytest.mark.skipif(not Path("/dev/null").is_char_device(), reason="/dev/null, which the test names, is no device here")
 def test_what_is_no_regular_file(tmp_path: Path) -> None:
     with pytest.raises(BadUsage, match="'/dev/null' is neither a file nor a folder"):
         bundle_folder("/dev/null", tmp_path / "c")

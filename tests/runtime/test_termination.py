@@ -76,7 +76,7 @@ asked([sys.executable, "-c", child, sys.argv[1]])
 """
 
 
-@pytest.mark.skipif(os.name == "nt", reason="Windows delivers no SIGTERM: terminating a process ends it at once")
+@pytest.mark.usefixtures("ends_by_signal")
 def test_a_driver_that_hangs_when_asked_ends_with_whoever_asks(tmp_path: Path) -> None:
     told = tmp_path / "child"
     parent = subprocess.Popen([sys.executable, "-c", ASKS, str(told)], stderr=subprocess.DEVNULL)

@@ -108,7 +108,6 @@ def test_greedy_text_is_the_targets(made: Any, kind: str, weights: str, shape: s
 
 def test_trees_through_openvinos_npu_plugin(made: Any) -> None:
     """Target and drafter through the NPU plugin over a CPU, in float32."""
-    pytest.importorskip("openvino", reason="the extra 'openvino' is not installed")
     bundle = made("eagle3", "fitted")
     exact = {"NPU_USE_NPUW": "YES", "NPUW_DEVICES": "CPU", "NPUW_F16IC": "NO", "INFERENCE_PRECISION_HINT": "f32"}
     open_graph = opener(bundle, provider("openvino-npu"), None, exact)

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-torch = pytest.importorskip("torch", reason="the extra 'train' is not installed")
+import torch
 
 
 @pytest.fixture(autouse=True)

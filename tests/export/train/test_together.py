@@ -8,18 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch", reason="the extra 'train' is not installed")
-
-from spec_edge.export.train.generate import Generated, Job  # noqa: E402
-from spec_edge.export.train.kernels import open_kernels  # noqa: E402
-from spec_edge.export.train.together import generate_together  # noqa: E402
-from spec_edge.models.contract import SpecError  # noqa: E402
-from spec_edge.models.drafter import AsStored  # noqa: E402
-from spec_edge.models.open import open_checkpoint  # noqa: E402
-from spec_edge.models.reference import hidden_states  # noqa: E402
-from spec_edge.models.schemes.scheme import scheme  # noqa: E402
-from spec_edge.runtime import Options, load  # noqa: E402
+from spec_edge.export.train.generate import Generated, Job
+from spec_edge.export.train.kernels import open_kernels
+from spec_edge.export.train.together import generate_together
+from spec_edge.models.contract import SpecError
+from spec_edge.models.drafter import AsStored
+from spec_edge.models.open import open_checkpoint
+from spec_edge.models.reference import hidden_states
+from spec_edge.models.schemes.scheme import scheme
+from spec_edge.runtime import Options, load
 
 pytestmark = pytest.mark.usefixtures("native_kernels")
 TAPS = (0, 1, 2)

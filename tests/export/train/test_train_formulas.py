@@ -8,20 +8,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch", reason="the extra 'train' is not installed")
-
-from spec_edge.export.drafter_files import open_files  # noqa: E402
-from spec_edge.export.train import eagle, medusa  # noqa: E402
-from spec_edge.export.train.generate import Generated, Job, generate  # noqa: E402
-from spec_edge.export.train.heads import EagleHead, MedusaHead, published_eagle, published_medusa  # noqa: E402
-from spec_edge.export.train.packed import pack  # noqa: E402
-from spec_edge.export.train.publish import publish, starting_weights  # noqa: E402
-from spec_edge.export.train.target import Target  # noqa: E402
-from spec_edge.models import eagle_reference  # noqa: E402
-from spec_edge.models.drafter import kind_of  # noqa: E402
-from spec_edge.models.open import open_checkpoint  # noqa: E402
-from spec_edge.models.reference import hidden_states  # noqa: E402
+from spec_edge.export.drafter_files import open_files
+from spec_edge.export.train import eagle, medusa
+from spec_edge.export.train.generate import Generated, Job, generate
+from spec_edge.export.train.heads import EagleHead, MedusaHead, published_eagle, published_medusa
+from spec_edge.export.train.packed import pack
+from spec_edge.export.train.publish import publish, starting_weights
+from spec_edge.export.train.target import Target
+from spec_edge.models import eagle_reference
+from spec_edge.models.drafter import kind_of
+from spec_edge.models.open import open_checkpoint
+from spec_edge.models.reference import hidden_states
 
 CPU = torch.device("cpu")
 TAPS = (0, 1, 2)

